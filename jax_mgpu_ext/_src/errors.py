@@ -1,0 +1,160 @@
+"""Every exception and warning of the package, each with a stable code.
+
+A code is `MGPU` and three digits, and never changes its meaning. Its catalog
+entry (`catalog/*.toml`, `mgpu-ext explain CODE`) says what it means and how to
+mend it. Where JAX raises some exception type for the same mistake, our class
+is an instance of that type too, so that no caller's `except` breaks.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+
+class SpecError(ValueError):
+  """A spec, or a tree of specs, that Mosaic GPU cannot use.
+
+  The text is "<problem> (at <path>). <hint> [<code>]"; the parts stay readable
+  as attributes, and the path may be filled in later by whoever knows the tree.
+
+  Attributes:
+    code: The catalog code, as `MGPU012`.
+    problem: What was expected and what was found.
+    path: Where in the tree, as `scratch_types['ring'].full`, or None.
+    spec: The offending object, or None.
+    hint: What to write instead.
+  """
+
+  def __init__(
+      self,
+      problem: str,
+      *,
+      code: str,
+      path: str | None = None,
+      spec: Any = None,
+      hint: str = "",
+  ):
+    super().__init__(problem)
+    self.code = code
+    self.problem = problem
+    self.path = path
+    self.spec = spec
+    self.hint = hint
+
+  def __str__(self) -> str:
+    text = self.problem
+    if self.path:
+      text += f" (at {self.path})"
+    if self.hint:
+      text += f". {self.hint}"
+    return f"{text} [{self.code}]"
+
+  def __reduce__(self):
+    # The spec stays behind: it may hold arrays, tracers or lambdas, and an
+    # error must always make it out of a worker process.
+    return _rebuild, (type(self), self.problem, self.code, self.path, self.hint)
+
+
+def _rebuild(cls, problem, code, path, hint):
+  return cls(problem, code=code, path=path, hint=hint)
+
+
+class NotASpecError(SpecError, AttributeError):
+  """A leaf that is no spec at all: an array, a number, a ShapeDtypeStruct."""
+
+
+class SpecTypeError(SpecError, TypeError):
+  """A spec argument of the wrong type, or a class where an instance belongs."""
+
+
+class NotAnArrayError(SpecError):
+  """An array aval was asked of a spec that only describes a ref."""
+
+
+class NoArrayMethodError(NotAnArrayError, AttributeError):
+  """As `NotAnArrayError`, for specs that have no `get_array_aval` in JAX."""
+
+
+class TransformedRefError(SpecError, AssertionError):
+  """A transformed ref at a place that takes only plain ref avals."""
+
+
+class BarrierIndexError(SpecError, IndexError):
+  """An index that is outside of a barrier array."""
+
+
+class ClusterAxisError(SpecError, LookupError):
+  """A collective axis that the kernel's cluster does not have."""
+
+
+class RefUnionLeafError(SpecError, AttributeError):
+  """A member of a `RefUnion` that is not a memory ref."""
+
+
+class RefUnionMemorySpaceError(SpecError, NotImplementedError):
+  """Members of a `RefUnion` that cannot share one memory."""
+
+
+class TilingError(SpecError, AssertionError):
+  """A tiling that does not divide, or does not fit, the shape of its ref."""
+
+
+class RegistrationError(SpecError, TypeError):
+  """A `register_spec` or `unregister_spec` call that cannot be honoured."""
+
+
+class ConfigError(ValueError):
+  """An environment variable of ours with a value that is not legal.
+
+  Attributes:
+    code: The catalog code, `MGPU090`.
+  """
+
+  code = "MGPU090"
+
+
+class HookRefusedError(RuntimeError):
+  """A hook that was refused under `JAX_MGPU_EXT=strict`.
+
+  Attributes:
+    code: The catalog code, `MGPU091`.
+  """
+
+  code = "MGPU091"
+
+
+class LateActivationWarning(RuntimeWarning):
+  """Modules outside JAX still hold objects from before the activation."""
+
+
+class ForeignPatchWarning(RuntimeWarning):
+  """Somebody replaced what we had replaced, so it was left alone on undo."""
+
+
+@functools.cache
+def spec_error_like(upstream_type: type[BaseException]) -> type[SpecError]:
+  """Returns a `SpecError` class that is also an `upstream_type`.
+
+  For errors that JAX raises on its own while it derives an aval: the caller
+  sees the one documented type, and an `except` for JAX's type still works.
+  """
+  if issubclass(upstream_type, SpecError) or issubclass(
+      SpecError, upstream_type
+  ):
+    return upstream_type if issubclass(upstream_type, SpecError) else SpecError
+  try:
+    return type("SpecError", (SpecError, upstream_type), {
+        "__module__": __name__,
+        "__doc__": f"A `SpecError` for a {upstream_type.__name__} of JAX.",
+        "__reduce__": lambda self: (
+            _rebuild_like,
+            (upstream_type, self.problem, self.code, self.path, self.hint),
+        ),
+    })
+  except TypeError:  # Two C layouts that do not go together.
+    return SpecError
+
+
+def _rebuild_like(upstream_type, *parts):
+  return _rebuild(spec_error_like(upstream_type), *parts)
