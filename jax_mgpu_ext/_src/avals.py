@@ -1,0 +1,364 @@
+"""The type-dispatching extractor: one answer to "what aval is this spec?".
+
+Every spec has two questions, `ref_aval` and `array_aval`, and each has one
+answer: an aval, or a `SpecError`. The answer is found by the type of the spec,
+along its method resolution order, in a table (`aval_table.py`) that
+`register_spec` extends.
+
+This module imports no JAX at its top level: it is loaded while JAX's modules
+are still being imported, and by programs that may never use Pallas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import sys
+from typing import Any
+
+from jax_mgpu_ext._src import aval_table
+from jax_mgpu_ext._src import errors
+from jax_mgpu_ext._src import spec_text
+
+_MOSAIC_CORE = "jax._src.pallas.mosaic_gpu.core"
+
+# How many avals are kept. An autotuner makes thousands of specs, a kernel tens;
+# an entry is a few hundred bytes.
+_CACHE_SIZE = 8192
+
+_registered: dict[type[Any], aval_table.Entry] = {}
+
+
+def ref_aval(spec: Any) -> Any:
+  """Returns the ref aval of a spec: the type of the ref that a kernel gets.
+
+  Args:
+    spec: A spec of JAX or of this package, an instance of a registered type, or
+      a ref aval, which is its own answer.
+
+  Returns:
+    An `AbstractRef`, or a `TransformedRef` around one for specs with
+    transforms. Equal specs may get the same object.
+
+  Raises:
+    SpecError: The object describes no ref; says what to write instead. Also an
+      instance of the exception that JAX raises for it.
+  """
+  entry = _entry_of(type(spec))
+  if entry.cached:
+    try:
+      return _cached_ref_aval(spec)
+    except TypeError:
+      # Unhashable, or a genuine TypeError, which the second call raises again.
+      pass
+  return _answer(entry.ref_aval, spec)
+
+
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def _cached_ref_aval(spec: Any) -> Any:
+  return _answer(_entry_of(type(spec)).ref_aval, spec)
+
+
+def array_aval(spec: Any) -> Any:
+  """Returns the array aval of a spec: the type of an array of that kind.
+
+  Args:
+    spec: A spec, or anything that has a shape and a dtype.
+
+  Returns:
+    A `ShapedArray`, equal to JAX's own answer wherever JAX has one.
+
+  Raises:
+    SpecError: The object describes no array; says what to write instead. Also
+      an instance of the exception that JAX raises for it.
+  """
+  return _answer(_entry_of(type(spec)).array_aval, spec)
+
+
+def ref_avals(tree: Any, *, root: str = "specs") -> Any:
+  """Returns the tree with each spec replaced by its ref aval.
+
+  Args:
+    tree: A pytree of specs. None counts as an empty tree.
+    root: The name that paths in errors start with.
+
+  Raises:
+    SpecError: See `ref_aval`; carries the path of the leaf.
+  """
+  return map_specs(ref_aval, tree, root)
+
+
+def array_avals(tree: Any, *, root: str = "specs") -> Any:
+  """Returns the tree with each spec replaced by its array aval.
+
+  Args:
+    tree: A pytree of specs. None counts as an empty tree.
+    root: The name that paths in errors start with.
+
+  Raises:
+    SpecError: See `array_aval`; carries the path of the leaf.
+  """
+  return map_specs(array_aval, tree, root)
+
+
+def map_specs(
+    function: Callable[[Any], Any], tree: Any, root: str
+) -> Any:
+  """Maps a function over the leaves of a tree, linear in their number.
+
+  Args:
+    function: Leaf -> new leaf.
+    tree: A pytree of specs.
+    root: The name that paths in errors start with.
+
+  Raises:
+    SpecError: What the function raised, with the path of the leaf.
+  """
+  leaves, treedef = flatten(tree)
+  results = []
+  for leaf in leaves:
+    try:
+      results.append(function(leaf))
+    except errors.SpecError as e:
+      # The path is only worked out for the leaf that failed.
+      spec_text.attach_path_at(e, tree, len(results), root)
+      raise
+  return treedef.unflatten(results)
+
+
+def check_specs(
+    function: Callable[[Any], Any], tree: Any, root: str
+) -> None:
+  """Calls a function for each leaf of a tree; as `map_specs` without a result."""
+  for index, leaf in enumerate(flatten(tree)[0]):
+    try:
+      function(leaf)
+    except errors.SpecError as e:
+      spec_text.attach_path_at(e, tree, index, root)
+      raise
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+  """Returns the leaves of a tree and its structure."""
+  import jax  # pylint: disable=g-import-not-at-top
+
+  return jax.tree.flatten(tree)
+
+
+def is_barrier(spec: Any) -> bool:
+  """Returns whether a spec, or a ref aval, is a barrier of either kind."""
+  core = sys.modules.get(_MOSAIC_CORE)
+  return core is not None and (
+      isinstance(spec, (core.Barrier, core.ClusterBarrier))
+      or isinstance(
+          getattr(spec, "dtype", None),
+          (core.BarrierType, core.ClusterBarrierType),
+      )
+  )
+
+
+def is_cluster_barrier(spec: Any) -> bool:
+  """Returns whether a spec, or a ref aval, is a cluster barrier."""
+  core = sys.modules.get(_MOSAIC_CORE)
+  return core is not None and (
+      isinstance(spec, core.ClusterBarrier)
+      or isinstance(getattr(spec, "dtype", None), core.ClusterBarrierType)
+  )
+
+
+def is_array_spec(spec: Any) -> bool:
+  """Returns whether `array_aval` has an answer for this kind of spec."""
+  entry = _entry_of(type(spec))
+  if entry is aval_table.UNKNOWN:
+    return spec_text.looks_like_array(spec)
+  return entry.is_array
+
+
+def is_ref_spec(spec: Any) -> bool:
+  """Returns whether an object is a spec, or a ref aval, at all."""
+  return _entry_of(type(spec)).is_ref or (
+      not isinstance(spec, type) and hasattr(spec, "get_ref_aval")
+  )
+
+
+def is_routed(spec: Any) -> bool:
+  """Returns whether JAX's own extraction of a spec goes through this module.
+
+  True for the spec types of Mosaic GPU and for registered ones. Everything
+  else, as the specs of the TPU backend, is left to JAX.
+  """
+  return _entry_of(type(spec)).is_routed
+
+
+def no_spec_error(value: Any) -> errors.SpecError:
+  """Returns the error for a leaf that describes no ref."""
+  return spec_text.no_spec_error(
+      value,
+      describes_refs=isinstance(value, type) and _entry_of(value).is_ref,
+  )
+
+
+def partition_specs(tree: Any) -> tuple[Any, Any]:
+  """Splits a tree into its array specs and the rest (barriers, accumulators).
+
+  Args:
+    tree: A pytree of specs.
+
+  Returns:
+    Two trees of the same structure, with None where the spec is in the other
+    one. `merge_specs` puts them together again.
+  """
+  leaves, treedef = flatten(tree)
+  mask = [is_array_spec(leaf) for leaf in leaves]
+  return (
+      treedef.unflatten([x if m else None for x, m in zip(leaves, mask)]),
+      treedef.unflatten([None if m else x for x, m in zip(leaves, mask)]),
+  )
+
+
+def merge_specs(first: Any, second: Any) -> Any:
+  """Merges what `partition_specs` has split.
+
+  Raises:
+    ValueError: The trees differ in structure, or both have a spec in one place.
+  """
+  import jax  # pylint: disable=g-import-not-at-top
+
+  def pick(path, x, y):
+    if x is not None and y is not None:
+      raise ValueError(
+          "expected a spec in at most one of the two trees, got two at"
+          f" specs{jax.tree_util.keystr(path)}: {spec_text.describe(x)} and"
+          f" {spec_text.describe(y)}; merge the two results of one"
+          " partition_specs call"
+      )
+    return y if x is None else x
+
+  return jax.tree_util.tree_map_with_path(
+      pick, first, second, is_leaf=lambda x: x is None
+  )
+
+
+def register_spec(
+    cls: type[Any],
+    *,
+    ref_aval: Callable[[Any], Any] | str | None = None,  # pylint: disable=redefined-outer-name
+    array_aval: Callable[[Any], Any] | str | None = None,  # pylint: disable=redefined-outer-name
+    override: bool = False,
+) -> None:
+  """Makes a type a spec type, for this package and, with hooks on, for JAX.
+
+  Subclasses inherit the registration unless they have their own.
+
+  Args:
+    cls: The type. Instances must be leaves of a pytree, not containers.
+    ref_aval: Spec -> ref aval. A string is the text of the `SpecError` that is
+      raised instead. None stands for the type's own `get_ref_aval` method.
+    array_aval: The same for the array aval (`get_array_aval`); a type without
+      that method gets the documented error.
+    override: Replace a registration, or an answer of JAX's own types.
+
+  Raises:
+    RegistrationError: The type has a registration already, or an argument is
+      of the wrong kind.
+  """
+  if not isinstance(cls, type):
+    raise errors.RegistrationError(
+        f"expected a class, got cls={spec_text.describe(cls)}",
+        code="MGPU081", spec=cls, hint="Register type(spec), not spec",
+    )
+  for name, value in (("ref_aval", ref_aval), ("array_aval", array_aval)):
+    if value is not None and not isinstance(value, str) and not callable(value):
+      raise errors.RegistrationError(
+          f"expected a function, an error text or None, got {name}={value!r}",
+          code="MGPU081", spec=cls,
+      )
+  if not override and (
+      cls in _registered or cls in aval_table.builtin_entries()
+  ):
+    raise errors.RegistrationError(
+        f"{cls.__qualname__} is a spec type already",
+        code="MGPU080", spec=cls,
+        hint="Pass override=True to replace its answers",
+    )
+  if ref_aval is None and not hasattr(cls, "get_ref_aval"):
+    ref_aval = f"{cls.__qualname__} describes no ref"
+  if array_aval is None and not hasattr(cls, "get_array_aval"):
+    array_aval = f"{cls.__qualname__} specs are not arrays"
+  _registered[cls] = aval_table.Entry(
+      ref_aval=_as_function(ref_aval, "get_ref_aval", "MGPU001"),
+      array_aval=_as_function(array_aval, "get_array_aval", "MGPU010"),
+      is_array=not isinstance(array_aval, str),
+  )
+  _forget()
+
+
+def unregister_spec(cls: type[Any]) -> None:
+  """Undoes `register_spec`; JAX's own types get their own answers back.
+
+  Raises:
+    RegistrationError: The type is not registered.
+  """
+  if cls not in _registered:
+    raise errors.RegistrationError(
+        "expected a registered spec type, got"
+        f" {spec_text.describe(cls)}",
+        code="MGPU081", spec=cls,
+        hint="Types are registered by register_spec, and only once",
+    )
+  del _registered[cls]
+  _forget()
+
+
+def _as_function(
+    answer: Callable[[Any], Any] | str | None, method: str, code: str
+) -> Callable[[Any], Any]:
+  if callable(answer):
+    return answer
+  if answer is None:
+    return lambda spec: getattr(spec, method)()
+
+  def refuse(spec):
+    raise errors.SpecError(answer, code=code, spec=spec)
+
+  return refuse
+
+
+def _answer(extract: Callable[[Any], Any], spec: Any) -> Any:
+  """Calls an extractor; turns what JAX raises on its own into `SpecError`."""
+  try:
+    return extract(spec)
+  except errors.SpecError as e:
+    if e.spec is None:
+      e.spec = spec
+    raise
+  except (
+      ArithmeticError, AssertionError, AttributeError, LookupError,
+      NotImplementedError, TypeError, ValueError,
+  ) as e:
+    problem = str(e) or f"{type(e).__name__} without a text"
+    raise errors.spec_error_like(type(e))(
+        f"{problem}: JAX cannot derive the aval of {spec_text.describe(spec)}",
+        code="MGPU004", spec=spec,
+        hint="Check the spec's shape, dtype and transforms",
+    ) from e
+
+
+@functools.lru_cache(maxsize=1024)
+def _entry_of(cls: type[Any]) -> aval_table.Entry:
+  """Returns the entry of a type; the table is consulted once per type."""
+  builtin = aval_table.builtin_entries()
+  for base in cls.__mro__:
+    if base in _registered:
+      return _registered[base]
+    if base in builtin:
+      return builtin[base]
+  if hasattr(cls, "get_ref_aval"):
+    return aval_table.PROTOCOL
+  return aval_table.UNKNOWN
+
+
+def _forget() -> None:
+  """Drops what was derived from the table before it changed."""
+  _entry_of.cache_clear()
+  _cached_ref_aval.cache_clear()
