@@ -1,0 +1,141 @@
+"""Refuses scratch trees with wrong leaves, and says where the leaf is.
+
+JAX asks every leaf for `get_ref_aval` and ends in an AttributeError about the
+leaf's type. Here the tree is looked through where it is given, outside of any
+trace, so that the traceback points at the user's own call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+import functools
+import sys
+from typing import Any
+
+from jax_mgpu_ext._src import avals
+from jax_mgpu_ext._src import errors
+from jax_mgpu_ext._src import spec_text
+from jax_mgpu_ext._src.hooks import contract
+
+
+def check_specs(
+    tree: Any, root: str, also: tuple[type[Any], ...] = ()
+) -> None:
+  """Checks that every leaf of a tree describes a ref.
+
+  Args:
+    tree: A pytree of specs.
+    root: Its name in error messages.
+    also: Types of leaves that JAX takes at this place besides specs.
+
+  Raises:
+    SpecError: A leaf is no spec, or the class of one; carries its path.
+  """
+
+  def check(leaf):
+    if not avals.is_ref_spec(leaf) and not isinstance(leaf, also):
+      raise avals.no_spec_error(leaf)
+
+  avals.check_specs(check, tree, root)
+
+
+def check_scratch_types(tree: Any, root: str) -> None:
+  """Checks the scratch tree of `plgpu.kernel`, its avals included.
+
+  Raises:
+    SpecError: The tree is neither a sequence nor a mapping, or a leaf is no
+      spec, or the aval of a leaf cannot be derived.
+  """
+  if not isinstance(tree, (Sequence, Mapping)) or isinstance(tree, str):
+    # JAX passes on the items of a sequence and of a mapping, and drops all
+    # else in silence. What has no leaves is dropped by right.
+    if isinstance(tree, Iterator) or avals.flatten(tree)[0]:
+      raise errors.SpecTypeError(
+          f"expected a sequence or a mapping of specs, got {root}="
+          f"{spec_text.describe(tree)}",
+          code="MGPU003", spec=tree,
+          hint=f"Write {root}=[...] or {root}=dict(name=...)",
+      )
+    return
+  check_specs(tree, root)
+  # Derives every aval once, outside of the trace; the trace finds them cached.
+  avals.ref_avals(tree, root=root)
+
+
+def _wrap_kernel(original):
+  @functools.wraps(original)
+  def kernel(*args, **kwargs):
+    # `scratch_shapes` is the keyword up to 0.11.1. A value that stands for
+    # "not given" is none of a tree's business.
+    for root in ("scratch_types", "scratch_shapes"):
+      if root in kwargs and not contract.is_not_specified(kwargs[root]):
+        check_scratch_types(kwargs[root], root)
+    return original(*args, **kwargs)
+
+  return kernel
+
+
+def _wrap_run_scoped(original):
+  @functools.wraps(original)
+  def run_scoped(f, *types, collective_axes=(), **kw_types):
+    check_specs(types, "types")
+    check_specs(kw_types, "types")
+    return original(f, *types, collective_axes=collective_axes, **kw_types)
+
+  return run_scoped
+
+
+def _wrap_pallas_call(original):
+  @functools.wraps(original)
+  def pallas_call(*args, **kwargs):
+    if "scratch_shapes" in kwargs:
+      check_specs(kwargs["scratch_shapes"], "scratch_shapes")
+    return original(*args, **kwargs)
+
+  return pallas_call
+
+
+def _wrap_get_grid_mapping(original):
+  @functools.wraps(original)
+  def get_grid_mapping(grid_spec, *args, **kwargs):
+    check_specs(grid_spec.scratch_shapes, "scratch_shapes")
+    return original(grid_spec, *args, **kwargs)
+
+  return get_grid_mapping
+
+
+def _wrap_mpmd_map(original):
+  abstract_value = sys.modules["jax._src.core"].AbstractValue
+
+  @functools.wraps(original)
+  def _mpmd_map(*args, scratch_types=(), **kwargs):
+    check_specs(scratch_types, "scratch_types", also=(abstract_value,))
+    return original(*args, scratch_types=scratch_types, **kwargs)
+
+  return _mpmd_map
+
+
+def _apply(ledger) -> None:
+  ledger.replace(contract.KERNEL, _wrap_kernel)
+  ledger.replace(contract.RUN_SCOPED, _wrap_run_scoped)
+  ledger.replace(contract.PALLAS_CALL, _wrap_pallas_call)
+  ledger.replace(contract.GRID_MAPPING, _wrap_get_grid_mapping)
+  ledger.replace(contract.MPMD_MAP, _wrap_mpmd_map)
+
+
+HOOK = contract.Hook(
+    slug="scratch_trees",
+    why=(
+        "A scratch leaf that is no spec is refused where it is given, with its"
+        " path in the tree and what to write instead"
+    ),
+    codes=("MGPU001", "MGPU002", "MGPU003"),
+    targets=(
+        contract.KERNEL,
+        contract.RUN_SCOPED,
+        contract.PALLAS_CALL,
+        contract.GRID_MAPPING,
+        contract.MPMD_MAP,
+    ),
+    apply=_apply,
+)
