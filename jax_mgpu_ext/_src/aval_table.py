@@ -21,7 +21,7 @@ class Entry:
   Attributes:
     ref_aval: Spec -> ref aval; raises `SpecError` if the spec has none.
     array_aval: Spec -> array aval; raises `SpecError` if the spec has none.
-    cached: Equal specs have equal ref avals, whatever happens in between.
+    cached: A spec is immutable, and so has one ref aval for all its life.
     is_array: Whether `array_aval` gives an answer.
     is_routed: Whether JAX's own extraction goes through the entry, hooks on.
     is_ref: Whether `ref_aval` gives an answer.

@@ -15,16 +15,13 @@ from collections.abc import Callable
 import functools
 import sys
 from typing import Any
+import weakref
 
 from jax_mgpu_ext._src import aval_table
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 
 _MOSAIC_CORE = "jax._src.pallas.mosaic_gpu.core"
-
-# How many avals are kept. An autotuner makes thousands of specs, a kernel tens;
-# an entry is a few hundred bytes.
-_CACHE_SIZE = 8192
 
 _registered: dict[type[Any], aval_table.Entry] = {}
 
@@ -38,25 +35,42 @@ def ref_aval(spec: Any) -> Any:
 
   Returns:
     An `AbstractRef`, or a `TransformedRef` around one for specs with
-    transforms. Equal specs may get the same object.
+    transforms. A spec always gets the same object.
 
   Raises:
     SpecError: The object describes no ref; says what to write instead. Also an
       instance of the exception that JAX raises for it.
   """
+  known = _known.get(id(spec))
+  # The identity may be that of a spec that is gone.
+  if known is not None and known[0]() is spec:
+    return known[1]
   entry = _entry_of(type(spec))
+  aval = _answer(entry.ref_aval, spec)
   if entry.cached:
-    try:
-      return _cached_ref_aval(spec)
-    except TypeError:
-      # Unhashable, or a genuine TypeError, which the second call raises again.
-      pass
-  return _answer(entry.ref_aval, spec)
+    key = _Key(spec, _drop)
+    key.identity = id(spec)
+    _known[key.identity] = (key, aval)
+  return aval
 
 
-@functools.lru_cache(maxsize=_CACHE_SIZE)
-def _cached_ref_aval(spec: Any) -> Any:
-  return _answer(_entry_of(type(spec)).ref_aval, spec)
+class _Key(weakref.ref):
+  """A weak reference that knows its place in `_known`."""
+
+  __slots__ = ("identity",)
+
+
+def _drop(key: _Key) -> None:
+  known = _known.get(key.identity)
+  if known is not None and known[0] is key:
+    del _known[key.identity]
+
+
+# The ref avals of live specs. By identity, since that costs the least and works
+# for specs that cannot be hashed; weak, since an autotuner makes specs without
+# end. Safe in threads: each step is one operation on a dict, and two threads
+# that miss at once store equal avals.
+_known: dict[int, tuple[_Key, Any]] = {}
 
 
 def array_aval(spec: Any) -> Any:
@@ -361,4 +375,4 @@ def _entry_of(cls: type[Any]) -> aval_table.Entry:
 def _forget() -> None:
   """Drops what was derived from the table before it changed."""
   _entry_of.cache_clear()
-  _cached_ref_aval.cache_clear()
+  _known.clear()
