@@ -56,13 +56,11 @@ def _check_out_type(leaf: Any) -> None:
 def _wrap_kernel(original):
   @functools.wraps(original)
   def kernel(*args, **kwargs):
-    if "out_type" in kwargs:
-      check_out_types(kwargs["out_type"], "out_type")
-    # The keyword up to 0.11.1, where it is also the second position.
-    if "out_shape" in kwargs:
-      check_out_types(kwargs["out_shape"], "out_shape")
-    elif len(args) > 1:
-      check_out_types(args[1], "out_shape")
+    # `out_shape` is the keyword up to 0.11.1, where it is the second position.
+    given = dict(zip(("body", "out_shape"), args)) | kwargs
+    for name in ("out_type", "out_shape"):
+      if name in given and not contract.is_not_specified(given[name]):
+        check_out_types(given[name], name)
     return original(*args, **kwargs)
 
   return kernel

@@ -18,34 +18,39 @@ _GETITEM = contract.Target(
 )
 
 
-def _check(ref: Any, indices: tuple[Any, ...]) -> None:
-  """Checks what stands in the brackets of `ref.at[...]` of a barrier array.
+def _first_outside(
+    indices: tuple[Any, ...], shape: tuple[int, ...]
+) -> tuple[int, int] | None:
+  """Returns the first static index that is out of range, and its dimension.
 
   The indices are taken as they were written: JAX turns them into traced values.
   """
-  shape = tuple(ref.shape)
-  # The dimension of each index; those behind an ellipsis count from the end.
-  dims = list(range(len(indices)))
-  if (where := _ellipsis_at(indices)) is not None:
-    hidden = len(shape) - len(indices)
-    dims = [dim + hidden if dim > where else dim for dim in dims]
-  for index, dim in zip(indices, dims):
-    index = contract.as_integer(index)
-    if index is not None and not 0 <= index < shape[dim]:
-      raise errors.BarrierIndexError(
-          f"barrier index {index} is out of range for dimension {dim} of a"
-          f" barrier array of shape {shape} (num_barriers)",
-          code="MGPU026", spec=ref,
-          hint=(
-              f"Legal are 0 to {shape[dim] - 1}; negative indices do not count"
-              " from the end. In a ring, take the step modulo the number of"
-              " stages"
-          ),
-      )
+  hidden = 0  # How many dimensions an ellipsis stands for, but for one.
+  for position, index in enumerate(indices):
+    if index is ...:
+      hidden = len(shape) - len(indices)
+    elif not isinstance(index, slice):
+      index, dim = contract.as_integer(index), position + hidden
+      # Sizes of other refs may be symbolic, or traced.
+      if index is None or not isinstance(shape[dim], int):
+        continue
+      if not 0 <= index < shape[dim]:
+        return index, dim
+  return None
 
 
-def _ellipsis_at(indices: tuple[Any, ...]) -> int | None:
-  return next((i for i, index in enumerate(indices) if index is ...), None)
+def _index_error(
+    ref: Any, index: int, dim: int, shape: tuple[int, ...]
+) -> errors.BarrierIndexError:
+  return errors.BarrierIndexError(
+      f"barrier index {index} is out of range for dimension {dim} of a barrier"
+      f" array of shape {shape} (num_barriers)",
+      code="MGPU026", spec=ref,
+      hint=(
+          f"Legal are 0 to {shape[dim] - 1}; negative indices do not count from"
+          " the end. In a ring, take the step modulo the number of stages"
+      ),
+  )
 
 
 def _wrap_getitem(original):
@@ -55,9 +60,14 @@ def _wrap_getitem(original):
   @functools.wraps(original)
   def __getitem__(self, slc):
     view = original(self, slc)
-    ref = self.ref_or_view
-    if isinstance(getattr(ref, "dtype", None), barrier_types):
-      _check(ref, slc if isinstance(slc, tuple) else (slc,))
+    # Every ref is indexed here, so the cheap question comes first: the dtype is
+    # looked up only for an index that no barrier could have.
+    shape = view.transforms[-1].shape
+    outside = _first_outside(slc if isinstance(slc, tuple) else (slc,), shape)
+    if outside is not None:
+      ref = self.ref_or_view
+      if isinstance(getattr(ref, "dtype", None), barrier_types):
+        raise _index_error(ref, *outside, tuple(shape))
     return view
 
   return __getitem__

@@ -112,6 +112,11 @@ def is_not_specified(value: Any) -> bool:
 
 def as_integer(value: Any) -> int | None:
   """Returns a concrete integer as an `int`, or None if it is not one."""
+  if type(value) is int:  # pylint: disable=unidiomatic-typecheck
+    return value
+  # A traced value would say so itself, but takes long to put it into words.
+  if isinstance(value, sys.modules["jax._src.core"].Tracer):
+    return None
   try:
     return int(operator.index(value))
   except Exception:  # pylint: disable=broad-exception-caught
