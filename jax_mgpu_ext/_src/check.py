@@ -1,0 +1,144 @@
+"""Sends kernel cases through the stages that this machine can carry out.
+
+The parent only plans and shows: a case's module is imported, and its stages are
+carried out, in child processes (`check_worker`), several at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+import concurrent.futures
+import difflib
+import math
+import os
+
+from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src import check_pool
+from jax_mgpu_ext._src import check_sources
+from jax_mgpu_ext._src.check_cases import CaseResult as CaseResult
+from jax_mgpu_ext._src.check_cases import kernel_case as kernel_case
+from jax_mgpu_ext._src.check_cases import KernelCase as KernelCase
+from jax_mgpu_ext._src.check_cases import STAGES as STAGES
+from jax_mgpu_ext._src.check_cases import StageResult as StageResult
+from jax_mgpu_ext._src.check_cases import TARGETS as TARGETS
+from jax_mgpu_ext._src.check_cases import UsageError as UsageError
+
+
+def run(
+    selectors: Sequence[str] = (),
+    *,
+    jobs: int | None = None,
+    timeout_s: float | None = None,
+    stages: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[CaseResult]:
+  """Checks the cases that the selectors stand for.
+
+  Args:
+    selectors: Each `file.py`, `file.py::case`, `package.module` or
+      `package.module::case`; a package stands for all of its modules. None at
+      all: the shipped reference kernels.
+    jobs: How many cases to check at a time; default: one for each core.
+    timeout_s: Time limit for a case, in seconds; default: the case's own.
+    stages: Names of the stages to carry out; default: all.
+    targets: Only check cases for one of these devices; default: any.
+    on_progress: Called in this thread with the number of cases done, and of
+      all, when the latter is known and after each case.
+
+  Returns:
+    One result for each case, in the order of selectors and declarations.
+
+  Raises:
+    UsageError: If there is nothing to check, or not what was asked for.
+    KeyboardInterrupt: On Ctrl-C, after all child processes were ended.
+  """
+  if check_cases.in_worker:
+    # Else a file that checks itself would do so without end.
+    raise UsageError(
+        "a module that is being checked must not call check.run when it is"
+        " imported: put the call below `if __name__ == '__main__':`"
+    )
+  wanted_stages = _choose("stage", stages, tuple(STAGES))
+  wanted_targets = _choose("target", targets, TARGETS)
+  if jobs is None:
+    jobs = _num_cores()
+  if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+    raise UsageError(f"expected at least 1 job, got {jobs!r}")
+  if timeout_s is not None and not 0 < timeout_s < math.inf:
+    raise UsageError(f"expected a time limit above 0 s, got {timeout_s!r}")
+  asked: dict[check_sources.Source, list[str | None]] = {}
+  if isinstance(selectors, str):
+    selectors = [selectors]
+  for selector in selectors or [check_sources.SHIPPED]:
+    source, case = check_sources.parse(selector)
+    asked.setdefault(source, []).append(case)
+  report = on_progress or (lambda done, total: None)
+  with check_pool.Pool(jobs) as pool:
+    tasks = []
+    for source, loaded in zip(asked, pool.map(pool.load, asked)):
+      tasks.extend(_select(source, loaded, asked[source]))
+    if not tasks:
+      raise UsageError(
+          f"there are no cases in {', '.join(repr(s.shown) for s in asked)}:"
+          " declare one with jax_mgpu_ext.check.kernel_case"
+      )
+    report(0, len(tasks))
+
+    def check(task: check_pool.Task) -> CaseResult:
+      if not set(task.targets) & set(wanted_targets):
+        reason = f"the case is for {', '.join(task.targets)}"
+        return check_pool.result(
+            task, [check_pool.skipped(s, reason) for s in wanted_stages]
+        )
+      limit_s = task.timeout_s if timeout_s is None else timeout_s
+      return pool.check(task, wanted_stages, limit_s)
+
+    futures = [pool.executor.submit(check, task) for task in tasks]
+    for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
+      future.result()
+      report(done, len(tasks))
+    return [future.result() for future in futures]
+
+
+def _num_cores() -> int:
+  """Returns how many cores this process may use."""
+  if hasattr(os, "sched_getaffinity"):  # Not on macOS.
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def _choose(
+    what: str, wanted: Sequence[str] | None, legal: Sequence[str]
+) -> list[str]:
+  """Returns the legal values that are wanted, in their own order."""
+  unknown = [value for value in wanted or () if value not in legal]
+  if unknown:
+    raise UsageError(
+        f"unknown {what} {unknown[0]!r}, expected one of {', '.join(legal)}"
+    )
+  return [value for value in legal if not wanted or value in wanted]
+
+
+def _select(
+    source: check_sources.Source,
+    loaded: list[check_pool.Task],
+    names: list[str | None],
+) -> list[check_pool.Task]:
+  """Returns the cases of a source that the selectors name."""
+  for name in names:
+    if name is not None and not any(
+        name in (task.name, task.base_name) for task in loaded
+    ):
+      known = list(dict.fromkeys(task.name for task in loaded))
+      # The likeliest first; all of them might be very many.
+      known = difflib.get_close_matches(name, known, n=5, cutoff=0) or known
+      raise UsageError(
+          f"there is no case {name!r} in {source.shown!r}"
+          + (f", but {', '.join(map(repr, known))}" if known else "")
+      )
+  return [
+      task
+      for task in loaded
+      if None in names or task.name in names or task.base_name in names
+  ]

@@ -1,0 +1,195 @@
+"""Child processes that check cases, seen from the parent.
+
+Every worker leads a process group of its own: it is always killed as a whole,
+with whatever the code of the cases started, and Ctrl-C at a terminal reaches
+only the parent, which then ends them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from jax_mgpu_ext._src.check_sources import Source
+
+# How much of what a worker prints is kept, in bytes: the last part.
+_OUTPUT_BYTES = 4096
+_DIAGNOSIS_S = 2.0
+
+# `-P` keeps the current folder off the path, where a file `random.py` would
+# hide the standard library's; the root comes last, for those who did not
+# install the package.
+_BOOT = """\
+import sys
+sys.path.append(sys.argv[1])
+from jax_mgpu_ext._src import check_worker
+check_worker.main(int(sys.argv[2]), int(sys.argv[3]))
+"""
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+
+
+class WorkerDied(Exception):
+  """The worker's process ended by itself; the text says how."""
+
+
+class WorkerTimeout(Exception):
+  """The worker said nothing within the time limit.
+
+  Attributes:
+    lines: What its threads were doing, as far as it could tell.
+  """
+
+  def __init__(self, lines: list[str]):
+    super().__init__("time limit")
+    self.lines = lines
+
+
+class PoolClosed(Exception):
+  """A worker was asked for after the pool was closed."""
+
+
+class Worker:
+  """One child process, bound to a source.
+
+  Attributes:
+    source: What it imports.
+    loaded: Whether it has done so.
+  """
+
+  def __init__(self, source: Source):
+    self.source = source
+    self.loaded = False
+    self._unread = b""
+    self._output = b""
+    self._output_lock = threading.Lock()
+    self._kill_lock = threading.Lock()
+    request_read, self._request_fd = os.pipe()
+    self._event_fd, event_write = os.pipe()
+    try:
+      self._process = subprocess.Popen(
+          [
+              sys.executable, "-u", "-P", "-c", _BOOT,
+              _ROOT, str(request_read), str(event_write),
+          ],
+          stdin=subprocess.DEVNULL,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.STDOUT,
+          pass_fds=(request_read, event_write),
+          start_new_session=True,
+          env={
+              **os.environ,
+              "JAX_PLATFORMS": "cpu",
+              # Hidden frames would hide who raised a NotImplementedError.
+              "JAX_TRACEBACK_FILTERING": "off",
+          },
+      )
+    except BaseException:
+      os.close(self._request_fd)
+      os.close(self._event_fd)
+      raise
+    finally:
+      os.close(request_read)
+      os.close(event_write)
+    self._drain = threading.Thread(target=self._keep_output, daemon=True)
+    self._drain.start()
+
+  def _keep_output(self) -> None:
+    assert self._process.stdout is not None
+    while data := os.read(self._process.stdout.fileno(), 65536):
+      with self._output_lock:
+        self._output = (self._output + data)[-_OUTPUT_BYTES:]
+
+  def request(self, do: str, **fields: Any) -> None:
+    """Sends a request; a worker that has ended is noticed at `event`."""
+    try:
+      os.write(
+          self._request_fd, (json.dumps({"do": do, **fields}) + "\n").encode()
+      )
+    except BrokenPipeError:
+      pass
+
+  def event(self, deadline: float) -> dict[str, Any]:
+    """Waits for the next event.
+
+    Args:
+      deadline: Until when, on the clock of `time.monotonic`.
+
+    Returns:
+      The event.
+
+    Raises:
+      WorkerDied: If the process ended.
+      WorkerTimeout: If nothing came in time; the worker should be killed.
+    """
+    event = self._read(deadline)
+    if event is None:
+      # The parent's clock may have run out while the answer was on its way.
+      self.request("diagnose")
+      until = time.monotonic() + _DIAGNOSIS_S
+      while (late := self._read(until)) is not None:
+        if late["event"] == "diagnosis":
+          raise WorkerTimeout(late["lines"])
+      raise WorkerTimeout([])
+    return event
+
+  def _read(self, deadline: float) -> dict[str, Any] | None:
+    poll = select.poll()
+    poll.register(self._event_fd, select.POLLIN)
+    while b"\n" not in self._unread:
+      left_s = deadline - time.monotonic()
+      if left_s <= 0 or not poll.poll(left_s * 1000):
+        return None
+      data = os.read(self._event_fd, 65536)
+      if not data:
+        raise WorkerDied(self._ending())
+      self._unread += data
+    line, _, self._unread = self._unread.partition(b"\n")
+    return json.loads(line)
+
+  def _ending(self) -> str:
+    self.kill()
+    code = self._process.returncode
+    if code >= 0:
+      return f"the process ended with exit status {code}"
+    try:
+      return f"the process was ended by {signal.Signals(-code).name}"
+    except ValueError:
+      return f"the process was ended by signal {-code}"
+
+  def take_output(self) -> str:
+    """Returns the end of what was printed since the last call."""
+    # What was printed before an event is in the pipe, but maybe not read yet.
+    self._drain.join(0.05)
+    with self._output_lock:
+      output, self._output = self._output, b""
+    return output.decode(errors="replace").strip()
+
+  def kill(self) -> None:
+    """Ends the process and all that it started; may be called again."""
+    with self._kill_lock:
+      if self._process.returncode is None:
+        # Until it is waited for, its number stands for its group and for nobody
+        # else's, also if it has ended by itself.
+        try:
+          os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+          pass
+        self._process.wait()
+    self._drain.join(1.0)
+
+  def close(self) -> None:
+    """Kills the worker, and gives its file descriptors back."""
+    self.kill()
+    if not self._drain.is_alive():  # Else somebody who left the group prints.
+      self._process.stdout.close()
+    for fd in (self._request_fd, self._event_fd):
+      if fd >= 0:
+        os.close(fd)
+    self._request_fd = self._event_fd = -1

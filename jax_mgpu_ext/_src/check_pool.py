@@ -1,0 +1,220 @@
+"""Checks several cases at a time, each in a child process.
+
+A pool has as many threads as cases are checked at a time; each of them talks to
+one worker (`check_child`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import concurrent.futures
+import dataclasses
+import threading
+import time
+
+from jax_mgpu_ext._src import check_child
+from jax_mgpu_ext._src import check_sources
+from jax_mgpu_ext._src.check_cases import CaseResult
+from jax_mgpu_ext._src.check_cases import StageResult
+from jax_mgpu_ext._src.check_cases import UsageError
+
+# For importing a source, which is no part of any case's time; in seconds.
+_LOAD_TIMEOUT_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """One case to check, as far as the parent knows it."""
+
+  source: check_sources.Source
+  module: str
+  name: str
+  base_name: str
+  targets: tuple[str, ...]
+  timeout_s: float
+
+  @property
+  def selector(self) -> str:
+    is_file = self.source.kind == "file"
+    return f"{self.source.shown if is_file else self.module}::{self.name}"
+
+
+def skipped(stage: str, reason: str) -> StageResult:
+  return StageResult(stage=stage, state="skipped", message=reason)
+
+
+def result(task: Task, stages: Sequence[StageResult]) -> CaseResult:
+  return CaseResult(
+      name=task.name,
+      selector=task.selector,
+      targets=task.targets,
+      stages=tuple(stages),
+  )
+
+
+class Pool:
+  """Threads that each talk to one worker at a time.
+
+  At most `jobs` workers live at once. One that has done its work well is kept
+  for the next case of its source; all others are killed.
+  """
+
+  def __init__(self, jobs: int):
+    self._jobs = jobs
+    self.executor = concurrent.futures.ThreadPoolExecutor(jobs)
+    self._lock = threading.Lock()
+    self._idle: list[check_child.Worker] = []
+    self._busy: list[check_child.Worker] = []
+    self._closed = False
+
+  def __enter__(self) -> Pool:
+    return self
+
+  def __exit__(self, *unused) -> None:
+    with self._lock:
+      self._closed = True
+      workers = self._idle + self._busy
+    for worker in workers:
+      worker.kill()  # The threads that wait for them then stop by themselves.
+    self.executor.shutdown(cancel_futures=True)
+    for worker in workers:
+      worker.close()
+
+  def map(self, function, items) -> list:
+    return list(self.executor.map(function, items))
+
+  def _take(self, source: check_sources.Source) -> check_child.Worker:
+    stale = None
+    with self._lock:
+      if self._closed:
+        raise check_child.PoolClosed()
+      for worker in self._idle:
+        if worker.source == source:
+          self._idle.remove(worker)
+          self._busy.append(worker)
+          return worker
+      if self._idle and len(self._idle) + len(self._busy) >= self._jobs:
+        stale = self._idle.pop(0)
+      # Under the lock, so that closing the pool misses no worker.
+      worker = check_child.Worker(source)
+      self._busy.append(worker)
+    if stale is not None:
+      stale.close()
+    return worker
+
+  def _give_back(self, worker: check_child.Worker, healthy: bool) -> None:
+    with self._lock:
+      if self._closed:
+        return  # Whoever closes the pool sees to it.
+      self._busy.remove(worker)
+      if healthy:
+        self._idle.append(worker)
+    if not healthy:
+      worker.close()
+
+  def load(self, source: check_sources.Source) -> list[Task]:
+    """Returns all cases of a source."""
+    worker = self._take(source)
+    healthy = False
+    try:
+      tasks = self._load(worker)
+      healthy = True
+      return tasks
+    finally:
+      self._give_back(worker, healthy)
+
+  def _load(self, worker: check_child.Worker) -> list[Task]:
+    source = worker.source
+    worker.request("load", source=dataclasses.asdict(source))
+    try:
+      event = worker.event(time.monotonic() + _LOAD_TIMEOUT_S)
+    except check_child.WorkerDied as died:
+      last = worker.take_output().rpartition("\n")[2]
+      raise UsageError(
+          f"cannot import {source.shown!r}: {died}" + (last and f" ({last})")
+      ) from died
+    except check_child.WorkerTimeout as timeout:
+      raise UsageError(
+          f"cannot import {source.shown!r}: it takes more than"
+          f" {_LOAD_TIMEOUT_S:g} s"
+      ) from timeout
+    if event["event"] == "unusable":
+      raise UsageError(event["message"])
+    worker.loaded = True
+    return [
+        Task(
+            source=source, **{**case, "targets": tuple(case["targets"])}
+        )
+        for case in event["cases"]
+    ]
+
+  def check(
+      self, task: Task, stages: Sequence[str], limit_s: float
+  ) -> CaseResult:
+    """Sends one case through the stages, in a worker."""
+    worker = self._take(task.source)
+    results: list[StageResult] = []
+    healthy = False
+    try:
+      if not worker.loaded:
+        self._load(worker)
+      worker.take_output()
+      healthy = self._run(worker, task, stages, limit_s, results)
+    except UsageError as error:  # It could be imported before, but not again.
+      results.append(
+          StageResult(stage=stages[0], state="failed", message=str(error))
+      )
+    finally:
+      self._give_back(worker, healthy)
+    for stage in stages[len(results) :]:
+      results.append(skipped(stage, f"{results[-1].stage} did not pass"))
+    return result(task, results)
+
+  def _run(
+      self,
+      worker: check_child.Worker,
+      task: Task,
+      stages: Sequence[str],
+      limit_s: float,
+      results: list[StageResult],
+  ) -> bool:
+    """Fills `results`, and returns whether the worker may be used again."""
+    started = stage_started = time.monotonic()
+    worker.request(
+        "run", module=task.module, case=task.name, stages=list(stages)
+    )
+    stage = stages[0]
+    try:
+      while True:
+        event = worker.event(started + limit_s)
+        if event["event"] == "start":
+          stage, stage_started = event["stage"], time.monotonic()
+        elif event["event"] == "stage":
+          result = StageResult(**event["result"])
+          if result.state == "failed":
+            result = _with_output(result, worker.take_output())
+          results.append(result)
+        elif event["event"] == "done":
+          return event["clean"]
+    except check_child.WorkerTimeout as timeout:
+      message = f"not done within the time limit of {limit_s:g} s"
+      details = "\n".join(timeout.lines)
+    except check_child.WorkerDied as died:
+      message, details = str(died), ""
+    failed = StageResult(
+        stage=stage,
+        state="failed",
+        seconds=time.monotonic() - stage_started,
+        message=message,
+        details=details,
+    )
+    results.append(_with_output(failed, worker.take_output()))
+    return False
+
+
+def _with_output(result: StageResult, output: str) -> StageResult:
+  """Adds what a failed case printed to its details."""
+  if not output:
+    return result
+  parts = [result.details, f"it printed:\n{output}"]
+  return dataclasses.replace(result, details="\n".join(filter(None, parts)))

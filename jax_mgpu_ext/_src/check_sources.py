@@ -1,0 +1,199 @@
+"""From a selector to the cases it stands for.
+
+`parse` runs in the process that was asked, and looks only at the file system;
+`load` runs in a child process, since it imports what may be anybody's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import pkgutil
+import sys
+import traceback
+from types import ModuleType
+
+from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src.check_cases import KernelCase
+from jax_mgpu_ext._src.check_cases import UsageError
+
+SHIPPED = "jax_mgpu_ext.kernels"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """A file or a module that declares cases.
+
+  Attributes:
+    kind: "file" or "module".
+    target: Absolute path of the file, or name of the module.
+    shown: The same, in the words of whoever asked for it.
+  """
+
+  kind: str
+  target: str
+  shown: str = dataclasses.field(compare=False)
+
+
+def parse(selector: str) -> tuple[Source, str | None]:
+  """Takes a selector apart.
+
+  Args:
+    selector: `file.py`, `file.py::case`, `package.module`, or
+      `package.module::case`; the case with or without its parameter.
+
+  Returns:
+    The source, and the name of the case or None for all.
+
+  Raises:
+    UsageError: If there is no such file, or if it can be no selector.
+  """
+  head, case = _split(selector)
+  if case == "" or not head:
+    raise UsageError(
+        f"{selector!r} is no selector: expected FILE.py, FILE.py::CASE, MODULE"
+        " or MODULE::CASE"
+    )
+  if os.path.isdir(head) and (os.sep in head or not _is_dotted(head)):
+    raise UsageError(
+        f"{head!r} is a folder: expected a Python file or a module"
+    )
+  if os.path.isfile(head) or head.endswith(".py") or os.sep in head:
+    if not os.path.isfile(head):
+      raise UsageError(f"there is no file {head!r}")
+    if not head.endswith(".py"):
+      raise UsageError(f"{head!r} is no Python file: expected a name in .py")
+    return Source(kind="file", target=os.path.realpath(head), shown=head), case
+  if not _is_dotted(head):
+    raise UsageError(f"{head!r} is neither a file nor the name of a module")
+  return Source(kind="module", target=head, shown=head), case
+
+
+def _split(selector: str) -> tuple[str, str | None]:
+  """Splits at the `::` that ends a file's name, else at the first one."""
+  parts = selector.split("::")
+  for count in range(len(parts), 0, -1):
+    head = "::".join(parts[:count])
+    if os.path.isfile(head):
+      return head, "::".join(parts[count:]) if count < len(parts) else None
+  return parts[0], "::".join(parts[1:]) if len(parts) > 1 else None
+
+
+def _is_dotted(name: str) -> bool:
+  return all(part.isidentifier() for part in name.split("."))
+
+
+def load(source: Source) -> list[tuple[str, KernelCase]]:
+  """Imports a source, and returns its cases.
+
+  Args:
+    source: What to import. A package stands for all of its modules.
+
+  Returns:
+    Pairs of the module's name and a case, in the order of declaration.
+
+  Raises:
+    UsageError: If it cannot be imported, or two cases have one name.
+  """
+  modules = []
+  try:
+    modules.extend(
+        [_import_file(source.target)]
+        if source.kind == "file"
+        else _import_modules(source.target)
+    )
+  except BaseException as error:  # pylint: disable=broad-exception-caught
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and source.kind == "module"
+        and error.name is not None
+        and f"{source.target}.".startswith(f"{error.name}.")
+    ):
+      raise UsageError(f"there is no module {source.shown!r}") from error
+    raise UsageError(
+        f"cannot import {source.shown!r}: {describe(error)}"
+    ) from error
+  found = []
+  for module in modules:
+    lines: dict[str, int] = {}
+    for case in check_cases.declared:
+      if module.__name__ not in case.modules:
+        continue
+      if any(case is other for _, other in found):
+        continue
+      if case.name in lines:
+        raise UsageError(
+            f"{source.shown!r} declares two cases {case.name!r}, in lines"
+            f" {lines[case.name]} and {case.line}: give one another name="
+        )
+      lines[case.name] = case.line
+      found.append((module.__name__, case))
+  return found
+
+
+def _import_modules(name: str) -> Iterator[ModuleType]:
+  # Last, so that a file in the current folder hides nothing that JAX needs.
+  _append_path(os.getcwd())
+  module = importlib.import_module(name)
+  yield module
+  if hasattr(module, "__path__"):
+    for info in pkgutil.walk_packages(module.__path__, name + ".", _raise):
+      # Running `package.__main__` is not what an import should do.
+      if info.name.rpartition(".")[2] != "__main__":
+        yield importlib.import_module(info.name)
+
+
+def _raise(unused_name: str):
+  raise  # pylint: disable=misplaced-bare-raise
+
+
+def _import_file(path: str) -> ModuleType:
+  folder, file = os.path.split(path)
+  names, root = [file.removesuffix(".py")], folder
+  while os.path.isfile(os.path.join(root, "__init__.py")):
+    root, _, name = root.rpartition(os.sep)
+    names.insert(0, name)
+  _append_path(root)
+  dotted = ".".join(names)
+  if len(names) > 1 and _is_dotted(dotted):
+    # Part of a package: its relative imports need the package's name.
+    module = importlib.import_module(dotted)
+    if os.path.realpath(module.__file__ or "") == path:
+      return module
+  # No name that another module could have, whatever the file is called.
+  name = "_mgpu_check_" + "".join(
+      c if c.isascii() and c.isalnum() else "_" for c in names[-1]
+  )
+  loader = importlib.machinery.SourceFileLoader(name, path)
+  spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+  assert spec is not None
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module
+  loader.exec_module(module)
+  return module
+
+
+def _append_path(folder: str) -> None:
+  if folder not in sys.path:
+    sys.path.append(folder)
+
+
+def describe(error: BaseException) -> str:
+  """Puts an exception and the place it comes from into one line."""
+  text = " ".join(str(error).split())
+  if isinstance(error, SyntaxError):  # Its text has the place.
+    return f"{type(error).__name__}: {text}"
+  said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+  frames = [
+      frame
+      for frame in traceback.extract_tb(error.__traceback__)
+      if not frame.filename.startswith("<frozen ")
+      and frame.filename not in (__file__, importlib.__file__)
+  ]
+  if not frames:
+    return said
+  return f"{said} ({frames[-1].filename}, line {frames[-1].lineno})"

@@ -1,0 +1,161 @@
+"""What each stage does with a case; runs in a child process.
+
+A stage is a function of a `KernelCase`. It returns if the case passed, raises
+`StageSkipped` with the reason if it cannot be carried out here, `StageFailed`
+if it can say what is wrong, and lets any other exception of the case pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_mgpu_ext import avals
+from jax_mgpu_ext._src import check_interpreter
+from jax_mgpu_ext._src.check_cases import KernelCase
+from jax_mgpu_ext._src.check_cases import StageFailed
+from jax_mgpu_ext._src.check_cases import StageSkipped
+
+
+def specs(case: KernelCase) -> None:
+  """Every spec has an aval; the kernel can be traced and lowered for CUDA."""
+  tree = case.make_specs()
+  if tree is not None:
+    avals.ref_avals(tree)
+  inputs = case.make_inputs(_rng(case))
+  kernel = _kernel(case, None)
+  jax.jit(kernel).trace(*inputs).lower(lowering_platforms=("cuda",))
+
+
+def interpret(case: KernelCase) -> None:
+  """In interpret mode the kernel is right, and free of races."""
+  inputs = case.make_inputs(_rng(case))
+  # A copy: neither the kernel nor the reference may change the other's inputs.
+  want = case.make_reference(*jax.tree.map(np.array, inputs))
+  kernel = _kernel(
+      case, check_interpreter.parameters(detect_races=case.detect_races)
+  )
+  with check_interpreter.Watch() as watch:
+    try:
+      got = jax.block_until_ready(kernel(*inputs))
+    except Exception as error:
+      _raise_cause(case, watch, error)
+    race = watch.race() if case.detect_races else None
+  if race is not None:
+    raise StageFailed(check_interpreter.summarize_race(race), race)
+  compare(got, want, rtol=case.rtol, atol=case.atol)
+
+
+def _raise_cause(case, watch: check_interpreter.Watch, error: Exception):
+  """Turns an exception of an interpreted kernel into the stage's answer."""
+  cause = watch.cause(error)
+  race = watch.race(cause) if case.detect_races else None
+  if race is not None:
+    raise StageFailed(check_interpreter.summarize_race(race), race) from error
+  reason = check_interpreter.unsupported(cause)
+  if reason is not None:
+    raise StageSkipped(
+        f"the GPU interpreter of JAX {jax.__version__} cannot run it: {reason}",
+        clean=cause is error,
+    ) from error
+  place = check_interpreter.place_of(cause.__traceback__)
+  if cause is error or place is None:
+    raise cause
+  raise StageFailed(
+      f"{type(cause).__name__}: {str(cause).strip()}", f"at {place}"
+  ) from error
+
+
+def _rng(case: KernelCase) -> np.random.Generator:
+  """Returns a new generator, the same for each run of the same case."""
+  return np.random.default_rng(zlib.crc32(case.name.encode()))
+
+
+def _kernel(case: KernelCase, interpret: Any) -> Callable[..., Any]:
+  kernel = case.make_kernel(interpret)
+  if not callable(kernel):
+    raise StageFailed(
+        f"the factory must return a callable, it returned {kernel!r}"
+    )
+  return kernel
+
+
+def compare(got: Any, want: Any, *, rtol: float, atol: float) -> None:
+  """Compares what a kernel returned with what its reference did.
+
+  Floating-point values are compared in the kernel's type, so a reference may
+  compute in a wider one. NaNs are equal to each other.
+
+  Args:
+    got: A tree of arrays, from the kernel.
+    want: A tree of as many arrays, from the reference.
+    rtol: Relative tolerance.
+    atol: Absolute tolerance.
+
+  Raises:
+    StageFailed: If an array has another shape, kind of type, or value.
+  """
+  got_leaves = jax.tree_util.tree_flatten_with_path(got)[0]
+  want_leaves = jax.tree.leaves(want)
+  if len(got_leaves) != len(want_leaves):
+    raise StageFailed(
+        f"the kernel returned {len(got_leaves)} arrays, the reference"
+        f" {len(want_leaves)}"
+    )
+  for (path, got_leaf), want_leaf in zip(got_leaves, want_leaves):
+    where = "output" + jax.tree_util.keystr(path)
+    _compare_arrays(
+        where, np.asarray(got_leaf), np.asarray(want_leaf), rtol, atol
+    )
+
+
+def _compare_arrays(
+    where: str, got: np.ndarray, want: np.ndarray, rtol: float, atol: float
+) -> None:
+  if got.shape != want.shape:
+    raise StageFailed(
+        f"{where}: shape {got.shape}, the reference has {want.shape}"
+    )
+  kind = _kind(got.dtype)
+  if kind != _kind(want.dtype):
+    raise StageFailed(
+        f"{where}: type {got.dtype}, the reference has {want.dtype}"
+    )
+  wide = np.complex128 if kind is np.complexfloating else np.float64
+  if kind in (np.floating, np.complexfloating):
+    got, want = got.astype(wide), want.astype(got.dtype).astype(wide)
+  with np.errstate(all="ignore"):
+    equal = (got == want) | ((got != got) & (want != want))
+    error = np.abs(got.astype(wide) - want.astype(wide))
+    if rtol or atol:
+      # An infinite value is close to nothing but itself.
+      equal |= np.isfinite(want) & (error <= atol + rtol * np.abs(want))
+  if equal.all():
+    return
+  # Where they are equal is not asked; a NaN is as wrong as can be.
+  error = np.where(equal, -1, np.where(np.isnan(error), np.inf, error))
+  lines = []
+  for what, at in (("first", np.argmin(equal)), ("worst", np.argmax(error))):
+    index = np.unravel_index(at, got.shape)
+    lines.append(
+        f"{what} at {tuple(map(int, index))}: got {got[index]}, expected"
+        f" {want[index]}"
+    )
+  raise StageFailed(
+      f"{where}: {np.count_nonzero(~equal)} of {got.size} values differ from"
+      " the reference",
+      "\n".join([*lines, f"rtol={rtol}, atol={atol}"]),
+  )
+
+
+def _kind(dtype: Any) -> Any:
+  """Returns the kind of a type; NumPy alone does not know bfloat16's."""
+  for kind in (np.bool_, np.integer, np.floating, np.complexfloating):
+    if jnp.issubdtype(dtype, kind):
+      return kind
+  return dtype
