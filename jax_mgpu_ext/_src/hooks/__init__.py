@@ -50,6 +50,11 @@ TRIGGERS = (
     "jax._src.state.types",
 )
 
+STATES = (
+    "applied", "pending", "disabled", "refused", "failed", "in tree",
+    "not needed", "off",
+)
+
 _logger = logging.getLogger("jax_mgpu_ext")
 # Re-entrant, since wrapt calls back at once for modules that are there already.
 # Nothing is imported under it, so it cannot deadlock with an import lock.
