@@ -1,0 +1,15 @@
+"""What absl's own test runner does and pytest does not."""
+
+from __future__ import annotations
+
+import tempfile
+
+from absl import flags
+from absl.testing import absltest  # Defines the flag. pylint: disable=unused-import
+
+
+def pytest_sessionstart(session):
+  """Gives absl's flags their values; each worker gets a folder of its own."""
+  folder = tempfile.TemporaryDirectory(prefix="mgpu-ext-tests-")
+  session.config.add_cleanup(folder.cleanup)
+  flags.FLAGS(["pytest", f"--test_tmpdir={folder.name}"])
