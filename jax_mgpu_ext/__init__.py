@@ -12,7 +12,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 from jax_mgpu_ext._src import config as _config
+from jax_mgpu_ext._src import errors as _errors
 from jax_mgpu_ext._src import hooks as _hooks
+from jax_mgpu_ext._src import launch as _launch
 
 if TYPE_CHECKING:
   from jax_mgpu_ext import avals as avals
@@ -72,5 +74,9 @@ def __dir__():
   return sorted({*globals(), *_PUBLIC})
 
 
-if _config.settings(_hooks.SLUGS).mode != "off":
-  _hooks.activate()
+try:
+  if _config.settings(_hooks.SLUGS).mode != "off":
+    _hooks.activate()
+except _errors.ConfigError:
+  if not _launch.is_own_command():  # Which says the same in one line.
+    raise

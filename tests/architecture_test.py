@@ -28,7 +28,7 @@ LAYERS = (
 )
 # What `import jax_mgpu_ext` loads; it must import nothing but these and the
 # standard library.
-_AT_IMPORT = {"errors", "config", "releases", "hooks"}
+_AT_IMPORT = {"errors", "launch", "config", "releases", "hooks"}
 
 
 def _layer(name: str) -> int:
