@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import pickle
 
 from absl.testing import absltest
@@ -225,6 +226,33 @@ class QuestionsTest(parameterized.TestCase):
     spec = core.WGMMAAccumulatorRef((64, 64), F32, np.zeros((64, 64)))
     with self.assertRaisesRegex(ValueError, "Preinitialized"):
       avals.ref_aval(spec)
+
+  def test_mutable_subclasses_are_asked_each_time(self):
+    class Growing(core.Barrier):
+      stages = 1
+
+      def get_ref_aval(self):
+        type(self).stages += 1
+        return state.AbstractRef(
+            jax_core.ShapedArray((type(self).stages,), jnp.dtype(F32))
+        )
+
+    spec = Growing()
+    self.assertNotEqual(
+        avals.ref_aval(spec).shape, avals.ref_aval(spec).shape
+    )
+    plain = core.Barrier()
+    self.assertIs(avals.ref_aval(plain), avals.ref_aval(plain))
+
+  def test_specs_are_not_kept_alive(self):
+    from jax_mgpu_ext._src import avals as engine  # pylint: disable=g-import-not-at-top
+    specs = [plgpu.SMEM((i, 8), F32) for i in range(1, 1001)]
+    avals.ref_avals(specs)
+    known = len(engine._known)  # pylint: disable=protected-access
+    self.assertGreaterEqual(known, 1000)
+    del specs
+    gc.collect()
+    self.assertLessEqual(len(engine._known), known - 1000)  # pylint: disable=protected-access
 
   def test_predicates(self):
     barrier = plgpu.Barrier()

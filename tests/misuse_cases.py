@@ -9,6 +9,7 @@ Every kind of error has a positive twin: a case with `raises` None.
 
 from __future__ import annotations
 
+import collections
 import types
 
 import jax
@@ -80,6 +81,9 @@ def swizzled(shape, swizzle):
   return SMEM(
       shape, jnp.float16, transforms=(plgpu.SwizzleTransform(swizzle),)
   ).get_ref_aval()
+
+
+Pair = collections.namedtuple("Pair", ["full", "empty"])
 
 
 class Hostile:
@@ -199,6 +203,16 @@ SCRATCH = [
     case("empty_is_fine", lambda: lower(())),
     case("none_for_all_is_fine", lambda: lower(None)),
     case("nested_is_fine", lambda: lower([[B()], dict(a=SMEM((8,), F32))])),
+    case("other_mapping_is_fine",
+         lambda: lower(types.MappingProxyType(dict(done=B())))),
+    case("other_sequence_is_fine",
+         lambda: lower(collections.UserList([B(), SMEM((8,), F32)]))),
+    case("named_tuple_is_fine", lambda: lower(Pair(B(), B()))),
+    case("other_mapping", lambda: lower(
+        types.MappingProxyType(dict(done=array()))), ValueError,
+         ["scratch_types['done']"], "MGPU001"),
+    case("other_sequence", lambda: lower(collections.UserList([B(), 3])),
+         ValueError, ["scratch_types[1]"], "MGPU001"),
     case("mapping_is_fine", lambda: lower(dict(done=B()))),
     case("semaphore_is_fine", lambda: lower([plgpu.SemaphoreType.REGULAR])),
     case("run_scoped_is_fine", lambda: scoped(B(), acc=SMEM((8,), F32))),

@@ -12,6 +12,7 @@ are still being imported, and by programs that may never use Pallas.
 from __future__ import annotations
 
 from collections.abc import Callable
+import dataclasses
 import functools
 import sys
 from typing import Any
@@ -350,7 +351,7 @@ def _answer(extract: Callable[[Any], Any], spec: Any) -> Any:
       ArithmeticError, AssertionError, AttributeError, LookupError,
       NotImplementedError, TypeError, ValueError,
   ) as e:
-    problem = str(e) or f"{type(e).__name__} without a text"
+    problem = str(e).rstrip(".") or f"{type(e).__name__} without a text"
     raise errors.spec_error_like(type(e))(
         f"{problem}: JAX cannot derive the aval of {spec_text.describe(spec)}",
         code="MGPU004", spec=spec,
@@ -366,7 +367,10 @@ def _entry_of(cls: type[Any]) -> aval_table.Entry:
     if base in _registered:
       return _registered[base]
     if base in builtin:
-      return builtin[base]
+      entry = builtin[base]
+      # Of other people's subclasses we do not know that they are immutable.
+      is_own = cls.__module__.partition(".")[0] == "jax"
+      return entry if is_own else dataclasses.replace(entry, cached=False)
   if hasattr(cls, "get_ref_aval"):
     return aval_table.PROTOCOL
   return aval_table.UNKNOWN

@@ -113,7 +113,7 @@ def check_barriers(
     if avals.is_barrier(leaf):
       _check_barrier(leaf, cluster, arrivals_per_thread)
 
-  avals.check_specs(check, scratch, root)
+  avals.check_specs(check, contract.scratch_items(scratch)[0], root)
 
 
 def _check_barrier(

@@ -6,7 +6,7 @@ top level, since it is loaded while JAX's modules are still being imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import operator
 import sys
@@ -108,6 +108,21 @@ MPMD_LEAF = Target(module="jax._src.pallas.mpmd", name="_aval_to_ref_aval")
 def is_not_specified(value: Any) -> bool:
   """Returns whether a value is JAX's mark for an argument that is not given."""
   return type(value).__name__ == "NotSpecified"
+
+
+def scratch_items(tree: Any) -> tuple[Any, bool]:
+  """Returns a scratch tree of `plgpu.kernel` as JAX hands it on, and if it does.
+
+  JAX passes the items of any sequence and of any mapping to the kernel's body,
+  pytree or not, and drops all else in silence.
+  """
+  if isinstance(tree, (list, tuple, dict)):
+    return tree, True
+  if isinstance(tree, Mapping):
+    return dict(tree), True
+  if isinstance(tree, Sequence) and not isinstance(tree, str):
+    return tuple(tree), True
+  return tree, False
 
 
 def as_integer(value: Any) -> int | None:

@@ -7,7 +7,7 @@ trace, so that the traceback points at the user's own call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 import functools
 import sys
 from typing import Any
@@ -46,9 +46,9 @@ def check_scratch_types(tree: Any, root: str) -> None:
     SpecError: The tree is neither a sequence nor a mapping, or a leaf is no
       spec, or the aval of a leaf cannot be derived.
   """
-  if not isinstance(tree, (Sequence, Mapping)) or isinstance(tree, str):
-    # JAX passes on the items of a sequence and of a mapping, and drops all
-    # else in silence. What has no leaves is dropped by right.
+  tree, is_known = contract.scratch_items(tree)
+  if not is_known:
+    # What has no leaves is dropped by right.
     if isinstance(tree, Iterator) or avals.flatten(tree)[0]:
       raise errors.SpecTypeError(
           f"expected a sequence or a mapping of specs, got {root}="

@@ -110,7 +110,8 @@ def _wrap_post_init(original):
   @functools.wraps(original)
   def __post_init__(self):
     name = getattr(self.memory_space, "name", str(self.memory_space))
-    _check_shape(self.shape, name)
+    # Types of a higher level need not have a shape.
+    _check_shape(getattr(self.inner_aval, "shape", ()), name)
     original(self)
 
   return __post_init__
@@ -137,7 +138,7 @@ def _wrap_swizzle(original):
       raise
     except ValueError as e:
       raise errors.SpecError(
-          str(e), code="MGPU052", spec=self,
+          str(e).rstrip("."), code="MGPU052", spec=self,
           hint=(
               "Tile the ref first, so that the last dimension is one swizzle"
               " wide: transforms=(TilingTransform((8, n)),"
