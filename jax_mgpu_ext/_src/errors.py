@@ -80,6 +80,10 @@ class TransformedRefError(SpecError, AssertionError):
   """A transformed ref at a place that takes only plain ref avals."""
 
 
+class MeshSizeError(SpecTypeError, AssertionError):
+  """A size in a grid or cluster that is not an integer."""
+
+
 class BarrierIndexError(SpecError, IndexError):
   """An index that is outside of a barrier array."""
 

@@ -115,7 +115,9 @@ def no_output_error(value: Any, words: str) -> errors.SpecError:
     value: The leaf.
     words: How JAX begins to say it.
   """
-  return errors.SpecError(
+  # JAX raises a TypeError for some classes, as for `jax.ShapeDtypeStruct`.
+  kind = errors.SpecTypeError if isinstance(value, type) else errors.SpecError
+  return kind(
       f"{words}: expected an array type, got {describe(value)}",
       code="MGPU013", spec=value,
       hint="Write jax.ShapeDtypeStruct(shape, dtype)",

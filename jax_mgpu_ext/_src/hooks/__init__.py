@@ -244,15 +244,18 @@ def _preload() -> None:
 
 
 def _apply_pending() -> None:
-  """Applies the hooks whose modules are all there; all of them or none."""
+  """Applies, in order, the hooks whose modules are there; all or none."""
   if contract.MOSAIC_CORE not in _imported:
     return
   try:
     for slug in SLUGS:
       if _engine.statuses[slug].state == "pending":
         hook = load(slug)
-        if hook.modules <= _imported:
-          _engine.statuses[slug] = _apply(hook)
+        if not hook.modules <= _imported:
+          # The later ones wait too, so that the order is always the same,
+          # whatever was imported when.
+          break
+        _engine.statuses[slug] = _apply(hook)
   except BaseException:  # Strict mode, or Ctrl-C.
     _undo()
     raise

@@ -107,9 +107,12 @@ def _wrap_aval_to_ref_aval(original):
 
 
 def _wrap_convert_out_shape(original):
+  semaphore_type = sys.modules[contract.MOSAIC_CORE].SemaphoreType
+
   @functools.wraps(original)
   def _convert_out_shape_to_aval(out_shape):
-    if avals.is_routed(out_shape):
+    # A semaphore has an array aval, but JAX refuses it as an output by itself.
+    if avals.is_routed(out_shape) and not isinstance(out_shape, semaphore_type):
       return avals.array_aval(out_shape)
     return original(out_shape)
 

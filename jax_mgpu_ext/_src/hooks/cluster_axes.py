@@ -30,9 +30,9 @@ def _check_dims_are_sequences(mesh: Any) -> None:
   """Checks, before JAX takes their length, that dimensions are sequences."""
   for name in ("grid", "cluster"):
     dims = getattr(mesh, name)
-    if not hasattr(dims, "__len__"):
+    if not hasattr(dims, "__len__") or isinstance(dims, str):
       size = contract.as_integer(dims)
-      raise errors.SpecTypeError(
+      raise errors.MeshSizeError(
           f"{name} must be a tuple of integers, got"
           f" {name}={spec_text.describe(dims)}",
           code="MGPU033",
@@ -44,7 +44,7 @@ def _check_mesh(mesh: Any) -> None:
   """Checks sizes and names of a mesh.
 
   Raises:
-    SpecTypeError: A dimension is not an integer.
+    MeshSizeError: A dimension is not an integer.
     SpecError: A dimension is out of range, the cluster is too large, or two
       axes have one name.
   """
@@ -54,7 +54,7 @@ def _check_mesh(mesh: Any) -> None:
       size = contract.as_integer(dim)
       # Symbolic sizes are no integers either; they are JAX's own business.
       if size is None and isinstance(dim, (float, complex, str, type(None))):
-        raise errors.SpecTypeError(
+        raise errors.MeshSizeError(
             f"{name} must consist of integers, got {name}={dims}",
             code="MGPU033", hint=f"Write {name}=(2,)",
         )

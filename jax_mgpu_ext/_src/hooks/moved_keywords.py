@@ -37,18 +37,44 @@ def _wrap_kernel(original):
   @functools.wraps(original)
   def kernel(*args, **kwargs):
     if len(args) > len(positional):
+      names = ", ".join(p.name for p in positional)
       raise errors.SpecTypeError(
-          f"plgpu.kernel takes {len(positional)} positional argument (the"
-          f" body), got {len(args)}: {spec_text.describe(args[len(positional)])}",
+          f"plgpu.kernel takes by position only {names}, got {len(args)}"
+          f" arguments: {spec_text.describe(args[len(positional)])}",
           code="MGPU060",
           hint="Pass the output by name: out_type=...; out_shape became out_type",
       )
     for name in kwargs:
       if name not in known:
         raise _unknown_keyword(name, known)
+    if len(positional) > 1:
+      args, kwargs = _move_deprecated(args, kwargs)
     return original(*args, **kwargs)
 
   return kernel
+
+
+def _move_deprecated(args, kwargs):
+  """Renames `out_shape` and `scratch_shapes` where JAX still takes them.
+
+  JAX warns of them, and names the caller by counting frames. With our wrappers
+  in between it would name this package, and the default filter, which shows
+  deprecations only in the user's own code, would hide the warning.
+  """
+  given = dict(zip(("body", "out_shape"), args)) | kwargs
+  given = {k: v for k, v in given.items() if not contract.is_not_specified(v)}
+  old = [name for name in _MOVED if name in given]
+  if not old or any(_MOVED[name] in given for name in old):
+    return args, kwargs  # Both names at once: JAX says what it thinks of that.
+  sys.modules["jax._src.deprecations"].warn(
+      "jax-pallas-mgpu-shapes-types",
+      "The out_shape and scratch_shapes arguments to plgpu.kernel are"
+      " deprecated. Use out_type and scratch_types instead.",
+      stacklevel=3,
+  )
+  for name in old:
+    given[_MOVED[name]] = given.pop(name)
+  return (), given
 
 
 def _unknown_keyword(name: str, known: list[str]) -> errors.SpecTypeError:

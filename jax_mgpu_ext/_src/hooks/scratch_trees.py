@@ -109,7 +109,8 @@ def _wrap_mpmd_map(original):
 
   @functools.wraps(original)
   def _mpmd_map(*args, scratch_types=(), **kwargs):
-    check_specs(scratch_types, "scratch_types", also=(abstract_value,))
+    items, _ = contract.scratch_items(scratch_types)
+    check_specs(items, "scratch_types", also=(abstract_value,))
     return original(*args, scratch_types=scratch_types, **kwargs)
 
   return _mpmd_map
