@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import types
-import warnings
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import hooks
 from jax_mgpu_ext._src import releases
 from jax_mgpu_ext._src.hooks import contract
@@ -100,29 +98,38 @@ class LedgerTest(absltest.TestCase):
     self.assertIs(alias.own, _other)  # Not the object that was replaced.
     # A module that is imported later binds the replacement by itself.
     alias.own = _same
-    ledger.rollback()
+    self.assertEqual(ledger.rollback(), [])
     self.assertIs(alias.g, _original)
     self.assertIs(alias.own, _original)
 
-  def test_foreign_patches_stay(self):
+  def test_foreign_patches_stay_until_they_are_gone(self):
     module, table = types.ModuleType("m"), {"a": 1}
     module.f = _original
     ledger = ledger_lib.Ledger()
     ledger.set_attr(module, "f", _same)
     ledger.set_item(table, "a", 2)
     module.f, table["a"] = _other, 3
-    with self.assertWarnsRegex(errors.ForeignPatchWarning, r"\.a, m\.f"):
-      ledger.rollback()
+    self.assertEqual(ledger.rollback(), [".a", "m.f"])
     self.assertIs(module.f, _other)
     self.assertEqual(table, {"a": 3})
+    module.f, table["a"] = _same, 2  # The others have cleaned up.
+    self.assertEqual(ledger.rollback(), [])
+    self.assertIs(module.f, _original)
+    self.assertEqual(table, {"a": 1})
 
-  def test_no_warning_where_nothing_is_foreign(self):
-    module = types.ModuleType("m")
+  def test_a_foreign_alias_stays_until_it_is_gone(self):
+    source, alias = types.ModuleType("s"), types.ModuleType(_MODULE)
+    source.f = alias.f = _original
+    sys.modules[_MODULE] = alias
+    self.addCleanup(sys.modules.pop, _MODULE)
     ledger = ledger_lib.Ledger()
-    ledger.set_attr(module, "f", _same)
-    with warnings.catch_warnings():
-      warnings.simplefilter("error")
-      ledger.rollback()
+    ledger.set_attr(source, "f", _same, (f"{_MODULE}:f",))
+    alias.f = _other
+    self.assertEqual(ledger.rollback(), [f"{_MODULE}.f"])
+    self.assertIs(source.f, _original)
+    alias.f = _same
+    self.assertEqual(ledger.rollback(), [])
+    self.assertIs(alias.f, _original)
 
 
 class FingerprintTest(parameterized.TestCase):
@@ -151,6 +158,16 @@ class FingerprintTest(parameterized.TestCase):
 
     self.assertNotEqual(
         guard.fingerprint(wrapper), guard.fingerprint(_original)
+    )
+
+  def test_context_managers_are_told_apart(self):
+    import contextlib  # pylint: disable=g-import-not-at-top
+
+    make = lambda text: contextlib.contextmanager(_compiled(text))
+    one = guard.fingerprint(make("def f():\n  yield 1\n"))
+    self.assertEqual(one, guard.fingerprint(make("def f():\n  yield  1\n")))
+    self.assertNotEqual(
+        one, guard.fingerprint(make("def f():\n  yield 2\n"))
     )
 
   @parameterized.parameters(
@@ -198,7 +215,6 @@ class JudgeTest(parameterized.TestCase):
     self.target = contract.Target(module=_MODULE, name="f")
     self.print = guard.fingerprint(_original)
     self.addCleanup(releases.FINGERPRINTS.pop, str(self.target), None)
-    self.addCleanup(releases.IN_TREE.pop, str(self.target), None)
 
   def _judge(self, version="0.12.0.1", **kwargs):
     hook = contract.Hook(
@@ -229,10 +245,13 @@ class JudgeTest(parameterized.TestCase):
     self.assertEqual(self._judge("0.13.0").state, "refused")
 
   def test_in_tree(self):
-    releases.IN_TREE[str(self.target)] = frozenset([self.print])
-    verdict = self._judge()
+    native = contract.Target(module=_MODULE, name="native")
+    self.assertEqual(self._judge(native=native).state, "refused")
+    sys.modules[_MODULE].native = _other
+    verdict = self._judge(native=native)
     self.assertEqual(verdict.state, "in tree")
     self.assertIn("itself", verdict.reason)
+    self.assertIn(f"{_MODULE}:native", verdict.found)
 
   def test_missing_target(self):
     del sys.modules[_MODULE].f
@@ -243,6 +262,10 @@ class JudgeTest(parameterized.TestCase):
   def test_too_old(self):
     self.assertEqual(self._judge("0.11.1", since="0.11.2").state, "not needed")
     self.assertEqual(self._judge("0.11.2", since="0.11.2").state, "refused")
+
+  def test_no_longer_needed(self):
+    self.assertEqual(self._judge("0.12.0", until="0.12.0").state, "not needed")
+    self.assertEqual(self._judge("0.11.2", until="0.12.0").state, "refused")
 
   def test_versions_compare_as_numbers(self):
     self.assertGreater(releases.key("0.12.0.1"), releases.key("0.12.0"))
@@ -258,7 +281,7 @@ class HookDataTest(absltest.TestCase):
       hook = hooks.load(slug)
       self.assertEqual(hook.slug, slug)
       self.assertTrue(hook.why.strip())
-      self.assertNotEmpty(hook.codes)
+      self.assertIsNotNone(hook.native)
       self.assertNotEmpty(hook.targets)
       self.assertLen(set(map(str, hook.targets)), len(hook.targets))
 

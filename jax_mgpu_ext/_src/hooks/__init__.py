@@ -15,13 +15,13 @@ import sys
 import threading
 import types
 from typing import Any
-import warnings
 
 from jax_mgpu_ext._src import config
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src.hooks import contract
 from jax_mgpu_ext._src.hooks import guard
 from jax_mgpu_ext._src.hooks import import_hook
+from jax_mgpu_ext._src.hooks import late
 from jax_mgpu_ext._src.hooks import ledger as ledger_lib
 
 # In the order in which they are applied. Where two change the same function,
@@ -36,6 +36,7 @@ SLUGS = (
     "transforms",
     "cluster_axes",
     "moved_keywords",
+    "grid_trace_key",
 )
 
 # The modules whose import makes the engine look again: all that hooks change.
@@ -88,19 +89,23 @@ class _Engine:
   """What is in force. Protected by `_lock`."""
 
   active: bool = False
+  # How many `activated()` blocks keep it active; 0 if `activate()` did it.
+  blocks: int = 0
   settings: config.Settings = dataclasses.field(default_factory=config.Settings)
   statuses: dict[str, HookStatus] = dataclasses.field(default_factory=dict)
   # In the order of application, which undoing reverses.
   ledgers: dict[str, ledger_lib.Ledger] = dataclasses.field(
       default_factory=dict
   )
+  # What could not be put back, since somebody else has replaced it.
+  leftovers: list[ledger_lib.Ledger] = dataclasses.field(default_factory=list)
   # Target -> what JAX had there, for every target of an applied hook.
   originals: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 _engine = _Engine()
 # Modules that have run to their end, as wrapt told us.
-_imported: set[str] = set()
+_imported: dict[str, types.ModuleType] = {}
 
 
 def load(slug: str) -> contract.Hook:
@@ -119,65 +124,120 @@ def load(slug: str) -> contract.Hook:
 def activate() -> None:
   """Applies the hooks, now or when JAX's modules are imported.
 
-  Calling it again changes nothing. Safe in any thread.
+  Calling it again changes nothing. Safe in any thread. If it raises, be it by
+  Ctrl-C or by a warning that is an error, nothing stays applied.
 
   Raises:
     ConfigError: An environment variable has an illegal value.
     HookRefusedError: Under `JAX_MGPU_EXT=strict`, a hook does not fit the JAX
-      that is imported; nothing stays applied.
+      that is imported.
   """
+  _activate(is_block=False)
+
+
+def _activate(is_block: bool) -> None:
   settings = config.settings(SLUGS)
   # Before the lock is taken, since both import.
   import_hook.watch(TRIGGERS)
-  if contract.MOSAIC_CORE in _imported:
+  if _is_complete(contract.MOSAIC_CORE):
     _preload()
-  with _lock:
-    if _engine.active:
-      return
-    _engine.active = True
-    _engine.settings = settings
-    for slug in SLUGS:
-      state, reason = "pending", "waits for Pallas Mosaic GPU to be imported"
-      if slug in settings.disabled:
-        state, reason = "disabled", f"named in {config.DISABLE_VARIABLE}"
-      _engine.statuses[slug] = HookStatus(slug=slug, state=state, reason=reason)
-    _apply_pending()
-    replaced = [
-        pair for ledger in _engine.ledgers.values() for pair in ledger.replaced()
-    ]
-  _warn_of_stale(replaced, "activated")
+  replaced = []
+  try:
+    with _lock:
+      is_counted = is_block and (not _engine.active or _engine.blocks)
+      if not _engine.active:
+        _undo()  # What an interrupt, or somebody else's patch, has left.
+        _engine.active = True
+        _engine.settings = settings
+        for slug in SLUGS:
+          _engine.statuses[slug] = _initial_status(slug, settings)
+      if is_counted:
+        _engine.blocks += 1
+      fresh = not _engine.ledgers
+      _apply_pending()
+      if fresh:
+        for ledger in _engine.ledgers.values():
+          replaced += ledger.replaced()
+    late.warn_of_stale(replaced, "activated")
+  except BaseException:
+    with _lock:
+      _undo()
+    raise
+
+
+def _initial_status(slug: str, settings: config.Settings) -> HookStatus:
+  if slug in settings.disabled:
+    reason = f"named in {config.DISABLE_VARIABLE}"
+    return HookStatus(slug=slug, state="disabled", reason=reason)
+  reason = "waits for Pallas Mosaic GPU to be imported"
+  return HookStatus(slug=slug, state="pending", reason=reason)
 
 
 def deactivate() -> None:
-  """Puts everything back as JAX made it. Calling it again changes nothing."""
+  """Puts everything back as JAX made it. Calling it again changes nothing.
+
+  What somebody else has replaced since then is left as it is, with a
+  `ForeignPatchWarning` that names it; call it again when that is undone.
+  """
   import_hook.unwatch()
   with _lock:
-    replaced = _undo()
-  _warn_of_stale(replaced, "deactivated")
+    replaced, foreign = _undo()
+  late.warn_of_foreign(foreign)
+  late.warn_of_stale(replaced, "deactivated")
 
 
-def _undo() -> list[tuple[Any, Any]]:
-  """Rolls every hook back, the last one first; returns (ours, JAX's) pairs."""
-  replaced = []
-  for ledger in reversed(list(_engine.ledgers.values())):
-    replaced += [(new, old) for old, new in ledger.replaced()]
-    ledger.rollback()
-  _engine.active = False
+def _undo() -> tuple[list[tuple[Any, Any]], list[str]]:
+  """Rolls every hook back, the last one first.
+
+  Returns:
+    Pairs (ours, JAX's) of what was put back, and the names of what could not.
+  """
+  interrupt = None
+  while True:
+    try:
+      result = _undo_once()
+      break
+    except KeyboardInterrupt as e:
+      # JAX must not be left half changed; the interrupt comes right after.
+      interrupt = e
+  if interrupt is not None:
+    raise interrupt
+  return result
+
+
+def _undo_once() -> tuple[list[tuple[Any, Any]], list[str]]:
+  ledgers = [*_engine.leftovers, *_engine.ledgers.values()]
+  replaced = [
+      (new, old) for ledger in ledgers for old, new in ledger.replaced()
+  ]
+  foreign = []
+  for ledger in reversed(ledgers):
+    foreign += ledger.rollback()
+  _engine.leftovers = [ledger for ledger in ledgers if len(ledger)]
   _engine.ledgers.clear()
+  _engine.active = False
+  _engine.blocks = 0
   _engine.originals.clear()
   _engine.statuses.clear()
-  return replaced
+  return replaced, foreign
 
 
 @contextlib.contextmanager
 def activated() -> Iterator[None]:
-  """Activates the hooks for a `with` block; leaves them if they were active."""
-  was_active = _engine.active
-  activate()
+  """Activates the hooks for a `with` block; leaves them if they were active.
+
+  Blocks may overlap, also in several threads: the last one that ends
+  deactivates what the first one activated.
+  """
+  _activate(is_block=True)
   try:
     yield
   finally:
-    if not was_active:
+    with _lock:
+      is_last = _engine.blocks == 1
+      if _engine.blocks:
+        _engine.blocks -= 1
+    if is_last:
       deactivate()
 
 
@@ -219,18 +279,29 @@ def get_original(target: str | Any) -> Any:
     for name, original in _engine.originals.items():
       if target in (name, name.replace(":", ".")) and original is not None:
         return original
-  return _resolve(target)
+  return contract.resolve(target)
 
 
 def on_import(module: types.ModuleType) -> None:
   """Called by wrapt when one of `TRIGGERS` has been imported."""
-  _imported.add(module.__name__)
-  if not _engine.active or contract.MOSAIC_CORE not in _imported:
+  _imported[module.__name__] = module
+  if not _engine.active or not _is_complete(contract.MOSAIC_CORE):
     return
   _preload()
   with _lock:
     if _engine.active:
       _apply_pending()
+
+
+def _is_complete(name: str) -> bool:
+  """Returns whether a module has been imported to its end."""
+  module = sys.modules.get(name)
+  if module is None:
+    return False
+  # While wrapt calls us, Python still counts the module as being imported.
+  return _imported.get(name) is module or not getattr(
+      module.__spec__, "_initializing", False
+  )
 
 
 def _preload() -> None:
@@ -245,13 +316,13 @@ def _preload() -> None:
 
 def _apply_pending() -> None:
   """Applies, in order, the hooks whose modules are there; all or none."""
-  if contract.MOSAIC_CORE not in _imported:
+  if not _is_complete(contract.MOSAIC_CORE):
     return
   try:
     for slug in SLUGS:
       if _engine.statuses[slug].state == "pending":
         hook = load(slug)
-        if not hook.modules <= _imported:
+        if not all(map(_is_complete, hook.modules)):
           # The later ones wait too, so that the order is always the same,
           # whatever was imported when.
           break
@@ -282,8 +353,10 @@ def _apply(hook: contract.Hook) -> HookStatus:
   if verdict.reason:
     _log_once(verdict.reason)
   _hide_frames()
-  originals = {str(t): t.current() for t in hook.targets}
-  ledger = ledger_lib.Ledger()
+  for target in hook.targets:
+    _engine.originals.setdefault(str(target), target.current())
+  # Known before it is used, so that an interrupt can be undone.
+  ledger = _engine.ledgers[hook.slug] = ledger_lib.Ledger()
   try:
     hook.apply(ledger)
   except Exception as e:  # pylint: disable=broad-exception-caught
@@ -293,9 +366,6 @@ def _apply(hook: contract.Hook) -> HookStatus:
     _logger.warning("hook %s failed and was undone", hook.slug, exc_info=True)
     found["reason"] = f"{type(e).__name__}: {e}"
     return HookStatus(slug=hook.slug, state="failed", **found)
-  _engine.ledgers[hook.slug] = ledger
-  for target, original in originals.items():
-    _engine.originals.setdefault(target, original)
   return HookStatus(slug=hook.slug, state="applied", **found)
 
 
@@ -318,48 +388,3 @@ def _hide_frames() -> None:
     module = sys.modules[name]
     if directory not in module._exclude_paths:  # pylint: disable=protected-access
       module.register_exclusion(directory)
-
-
-def _resolve(target: str) -> Any:
-  module_name, colon, name = target.partition(":")
-  if not colon:
-    module_name = target
-    while module_name and module_name not in sys.modules:
-      module_name = module_name.rpartition(".")[0]
-    name = target.removeprefix(f"{module_name}.")
-  found = sys.modules.get(module_name)
-  for part in name.split("."):
-    found = getattr(found, part, None)
-  if found is None:
-    raise AttributeError(
-        f"expected module:name of something that is imported, got {target!r}"
-    )
-  return found
-
-
-def _warn_of_stale(replaced: list[tuple[Any, Any]], verb: str) -> None:
-  """Names the modules that bound an object before it was replaced."""
-  functions = {
-      id(old): getattr(old, "__name__", "")
-      for old, _ in replaced
-      if isinstance(old, types.FunctionType)
-  }
-  if not functions:
-    return
-  holders = []
-  for module_name, module in sorted(sys.modules.copy().items()):
-    if not isinstance(module, types.ModuleType) or module_name == __name__:
-      continue
-    if module_name.startswith("jax_mgpu_ext."):
-      continue
-    for name, value in list(vars(module).items()):
-      if id(value) in functions:
-        holders.append(f"{module_name}.{name}")
-  if holders:
-    warnings.warn(
-        f"jax_mgpu_ext was {verb} after these names were bound, and they still"
-        f" hold the old objects: {', '.join(holders)}. Import jax_mgpu_ext"
-        " before the modules that use Pallas [MGPU092]",
-        errors.LateActivationWarning,
-        stacklevel=3,
-    )

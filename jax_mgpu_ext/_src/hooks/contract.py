@@ -68,6 +68,9 @@ class Hook:
     apply: Makes the change through the ledger that it is given. There is no
       way back to write: the ledger restores what it saved.
     since: The first release that has the thing to change, as `0.11.2`.
+    until: The first release that makes the change itself.
+    native: What the git patch of the same slug adds to JAX's sources. Where it
+      stands, the hook stays away.
   """
 
   slug: str
@@ -76,6 +79,8 @@ class Hook:
   targets: tuple[Target, ...]
   apply: Callable[[Any], None]
   since: str | None = None
+  until: str | None = None
+  native: Target | None = None
 
   @property
   def modules(self) -> frozenset[str]:
@@ -116,7 +121,8 @@ def scratch_items(tree: Any) -> tuple[Any, bool]:
   JAX passes the items of any sequence and of any mapping to the kernel's body,
   pytree or not, and drops all else in silence.
   """
-  if isinstance(tree, (list, tuple, dict)):
+  # Subclasses, which need not be pytrees, become the plain container.
+  if type(tree) in (list, tuple, dict):
     return tree, True
   if isinstance(tree, Mapping):
     return dict(tree), True
@@ -153,3 +159,21 @@ def unwrap(function: Any) -> Any:
   while hasattr(function, "__wrapped__"):
     function = function.__wrapped__
   return function
+
+
+def resolve(target: str) -> Any:
+  """Returns what stands at `module:name` or `module.name`."""
+  module_name, colon, name = target.partition(":")
+  if not colon:
+    module_name = target
+    while module_name and module_name not in sys.modules:
+      module_name = module_name.rpartition(".")[0]
+    name = target.removeprefix(f"{module_name}.")
+  found = sys.modules.get(module_name)
+  for part in name.split("."):
+    found = getattr(found, part, None)
+  if found is None:
+    raise AttributeError(
+        f"expected module:name of something that is imported, got {target!r}"
+    )
+  return found

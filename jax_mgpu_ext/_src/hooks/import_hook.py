@@ -68,5 +68,5 @@ def _register() -> None:
       # Waits for another thread that is in the middle of importing it: wrapt
       # would take the unfinished module for an imported one.
       importlib.import_module(name)
-    _registered.add(name)
     wrapt.register_post_import_hook(_CALLBACK, name)
+    _registered.add(name)

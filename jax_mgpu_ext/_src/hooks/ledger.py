@@ -1,4 +1,8 @@
-"""Saves what a hook replaces, and puts it back in reverse order."""
+"""Saves what a hook replaces, and puts it back in reverse order.
+
+Both ways can be interrupted at any point: a change is recorded before it is
+made, and restoring twice does no harm.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,65 @@ from collections.abc import Callable
 import dataclasses
 import sys
 from typing import Any
-import warnings
 
-from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src.hooks import contract
 
 _MISSING = object()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Entry:
-  """One replacement: `owner.key` or `owner[key]`, and what stood there."""
+  """One replacement: `owner.key` or `owner[key]`, and what stood there.
+
+  Attributes:
+    owner: A module, a class or a dictionary; for an alias the name of a module,
+      which need not have been imported yet.
+  """
 
   owner: Any
   key: Any
-  is_item: bool
+  kind: str  # `attribute`, `item` or `alias`.
   original: Any
   value: Any
-  aliases: tuple[str, ...] = ()
+
+  def __str__(self) -> str:
+    owner = self.owner if self.kind == "alias" else getattr(
+        self.owner, "__name__", ""
+    )
+    return f"{owner}.{self.key}"
+
+  def _holder(self) -> Any:
+    return sys.modules.get(self.owner) if self.kind == "alias" else self.owner
 
   def read(self) -> Any:
-    if self.is_item:
+    if self.kind == "item":
       return self.owner.get(self.key, _MISSING)
-    return vars(self.owner).get(self.key, _MISSING)
+    return vars(self._holder() or object).get(self.key, _MISSING)
 
   def write(self, value: Any) -> None:
-    if self.is_item:
+    if self.kind != "item":
       if value is _MISSING:
-        del self.owner[self.key]
+        delattr(self._holder(), self.key)
       else:
-        self.owner[self.key] = value
+        setattr(self._holder(), self.key, value)
     elif value is _MISSING:
-      delattr(self.owner, self.key)
+      del self.owner[self.key]
     else:
-      setattr(self.owner, self.key, value)
+      self.owner[self.key] = value
+
+  def make(self) -> None:
+    if self.kind != "alias" or self.read() is self.original:
+      self.write(self.value)
+
+  def restore(self) -> bool:
+    """Puts the original back; returns False if somebody else was there."""
+    found = self.read()
+    if found is self.value:
+      self.write(self.original)
+    elif found is not self.original:
+      # An alias that is not bound has nothing to be restored.
+      return self.kind == "alias" and found is _MISSING
+    return True
 
 
 class Ledger:
@@ -50,6 +79,9 @@ class Ledger:
 
   def __init__(self):
     self._entries: list[_Entry] = []
+
+  def __len__(self) -> int:
+    return len(self._entries)
 
   def replace(
       self, target: contract.Target, wrap: Callable[[Any], Any]
@@ -74,57 +106,44 @@ class Ledger:
       name: The attribute; it need not exist yet.
       value: The replacement.
       aliases: `module:name` of other bindings. Modules that are not imported
-        yet will bind the replacement by themselves.
+        yet will bind the replacement by themselves, and are restored too.
     """
     # The raw attribute, not `getattr`: a descriptor bound by `getattr` is not
     # what has to be put back, and an inherited one must not be copied down.
     original = vars(owner).get(name, _MISSING)
-    entry = _Entry(owner, name, False, original, value, aliases)
-    entry.write(value)
-    self._entries.append(entry)
-    _rebind(aliases, original, value)
+    self._make(_Entry(owner, name, "attribute", original, value))
+    for alias in aliases:
+      module_name, _, alias_name = alias.partition(":")
+      self._make(_Entry(module_name, alias_name, "alias", original, value))
 
   def set_item(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
     """Sets `mapping[key]`, which need not exist yet."""
-    entry = _Entry(mapping, key, True, mapping.get(key, _MISSING), value)
-    entry.write(value)
+    original = mapping.get(key, _MISSING)
+    self._make(_Entry(mapping, key, "item", original, value))
+
+  def _make(self, entry: _Entry) -> None:
     self._entries.append(entry)
+    entry.make()
 
   def replaced(self) -> list[tuple[Any, Any]]:
     """Returns (original, replacement) of every attribute that existed."""
     return [
         (entry.original, entry.value)
         for entry in self._entries
-        if not entry.is_item and entry.original is not _MISSING
+        if entry.kind == "attribute" and entry.original is not _MISSING
     ]
 
-  def rollback(self) -> None:
+  def rollback(self) -> list[str]:
     """Restores everything, last change first.
 
-    What somebody else has replaced since then is left as it is, with a
-    `ForeignPatchWarning` that names it.
+    Returns:
+      The names of what somebody else has replaced since then. It is left as it
+      is, and stays in the ledger for another try.
     """
     foreign = []
-    while self._entries:
-      entry = self._entries.pop()
-      if entry.read() is entry.value:
-        entry.write(entry.original)
-        _rebind(entry.aliases, entry.value, entry.original)
+    for entry in reversed(self._entries.copy()):
+      if entry.restore():
+        self._entries.remove(entry)
       else:
-        foreign.append(f"{getattr(entry.owner, '__name__', '')}.{entry.key}")
-    if foreign:
-      warnings.warn(
-          f"Left as they are, since other code has replaced them after"
-          f" jax_mgpu_ext did: {', '.join(foreign)}. Undo that replacement"
-          " first, then deactivate [MGPU093]",
-          errors.ForeignPatchWarning,
-          stacklevel=3,
-      )
-
-
-def _rebind(aliases: tuple[str, ...], old: Any, new: Any) -> None:
-  for alias in aliases:
-    module_name, _, name = alias.partition(":")
-    module = sys.modules.get(module_name)
-    if module is not None and vars(module).get(name) is old:
-      setattr(module, name, new)
+        foreign.append(str(entry))
+    return foreign
