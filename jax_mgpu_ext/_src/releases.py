@@ -45,6 +45,10 @@ FINGERPRINTS: dict[str, dict[str, tuple[str, ...]]] = {
         "6586ce479f75e09e": ("0.10.2",),
         "0cbb161de8648c10": ("0.11.2", "0.12.0.1"),
     },
+    "jax._src.pallas.core:tracing_grid_env": {
+        "7392b745ab27be8d": ("0.10.2", "0.11.2"),
+        "2fc92f7a9c994c61": ("0.12.0.1",),
+    },
     "jax._src.pallas.mosaic_gpu.core:Barrier.__post_init__": {
         "fa1916b7c780241c": ("0.10.2", "0.11.2", "0.12.0.1"),
     },
@@ -118,7 +122,3 @@ FINGERPRINTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 # END FINGERPRINTS
-
-# Target -> fingerprints of a JAX tree that makes our change itself, as one
-# with our patches does.
-IN_TREE: dict[str, frozenset[str]] = {}

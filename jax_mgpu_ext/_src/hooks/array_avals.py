@@ -126,4 +126,7 @@ HOOK = contract.Hook(
         contract.PALLAS_CALL,
     ),
     apply=_apply,
+    native=contract.Target(
+        module=contract.PALLAS_CORE, name="convert_out_shapes_to_avals"
+    ),
 )

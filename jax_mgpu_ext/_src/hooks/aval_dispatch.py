@@ -26,28 +26,44 @@ _INSTALLED = {
 
 
 class _Answered:
-  """Stands for a spec whose ref aval is known already."""
+  """Stands for a spec of a registered type, which JAX cannot ask by itself.
 
-  __slots__ = ("_ref_aval",)
+  Looks like the spec otherwise, since JAX rebuilds the user's containers with
+  it, and their constructors may look at their fields.
+  """
 
-  def __init__(self, ref_aval: Any):
+  def __init__(self, spec: Any, ref_aval: Any):
+    self._spec = spec
     self._ref_aval = ref_aval
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._spec, name)
 
   def get_ref_aval(self) -> Any:
     return self._ref_aval
 
 
 def answer_specs(tree: Any, root: str) -> Any:
-  """Returns the tree with every spec that is ours replaced by its answer.
+  """Answers for the specs of a tree that are ours.
+
+  Returns:
+    The tree itself, or one with stand-ins where a type is registered.
 
   Raises:
     SpecError: A spec has no ref aval; carries the path under `root`.
   """
 
-  def answer(leaf):
-    return _Answered(avals.ref_aval(leaf)) if avals.is_routed(leaf) else leaf
+  def check(leaf):
+    if avals.is_routed(leaf):
+      avals.ref_aval(leaf)
 
-  if not any(map(avals.is_routed, avals.flatten(tree)[0])):
+  def answer(leaf):
+    if avals.is_registered(leaf):
+      return _Answered(leaf, avals.ref_aval(leaf))
+    return leaf
+
+  avals.check_specs(check, tree, root)
+  if not any(map(avals.is_registered, avals.flatten(tree)[0])):
     return tree
   return avals.map_specs(answer, tree, root)
 
@@ -138,7 +154,7 @@ HOOK = contract.Hook(
         "One type-dispatching extractor answers for every spec, registered"
         " ones included, wherever JAX derives an aval"
     ),
-    codes=("MGPU004", "MGPU005", "MGPU080", "MGPU081"),
+    codes=("MGPU004", "MGPU005", "MGPU006", "MGPU080", "MGPU081"),
     targets=(
         contract.RUN_SCOPED,
         contract.GRID_MAPPING,
@@ -150,4 +166,7 @@ HOOK = contract.Hook(
         ),
     ),
     apply=_apply,
+    native=contract.Target(
+        module=contract.PALLAS_CORE, name="_spec_aval_rules"
+    ),
 )

@@ -41,15 +41,16 @@ def _check_barrier(spec: Any) -> None:
     )
   if arrivals < 1:
     raise errors.SpecError(
-        f"Num arrivals must be at least 1, but got {arrivals}: num_arrivals="
-        f"{arrivals} in {name}",
+        f"Num arrivals must be at least 1, but got {spec_text.describe(arrivals)}"
+        f": num_arrivals={spec_text.describe(arrivals)} in {name}",
         code="MGPU021",
         hint="A phase completes when that many arrivals have come; write 1",
     )
   if arrivals > MAX_ARRIVALS:
     raise errors.SpecError(
         f"num_arrivals must be at most {MAX_ARRIVALS} (2**20-1), which is all"
-        f" that an mbarrier counts, got num_arrivals={arrivals} in {name}",
+        " that an mbarrier counts, got"
+        f" num_arrivals={spec_text.describe(arrivals)} in {name}",
         code="MGPU021",
         hint="Let one thread arrive for many, or use several barriers",
     )
@@ -98,8 +99,9 @@ def _check_collective_axes(spec: Any) -> None:
   if isinstance(axes, str):
     raise errors.SpecTypeError(
         "collective_axes must be a tuple of axis names, got"
-        f" collective_axes={axes!r}",
-        code="MGPU023", hint=f"Write collective_axes=({axes!r},)",
+        f" collective_axes={spec_text.describe(axes)}",
+        code="MGPU023",
+        hint=f"Write collective_axes=({spec_text.describe(axes)},)",
     )
   if not isinstance(axes, Sequence):
     raise errors.SpecTypeError(
@@ -113,7 +115,8 @@ def _check_collective_axes(spec: Any) -> None:
   for axis in contract.flat_axes(axes):
     if axis in seen:
       raise errors.SpecError(
-          f"collective_axes must name each axis once, got {axis!r} twice in"
+          "collective_axes must name each axis once, got"
+          f" {spec_text.describe(axis)} twice in"
           f" collective_axes={spec_text.describe(axes)}",
           code="MGPU024", hint="Name it once: the barrier spans the axis anyway",
       )
@@ -162,4 +165,7 @@ HOOK = contract.Hook(
     codes=("MGPU020", "MGPU021", "MGPU022", "MGPU023", "MGPU024"),
     targets=(_BARRIER, _CLUSTER_BARRIER),
     apply=_apply,
+    native=contract.Target(
+        module=contract.MOSAIC_CORE, name="_canonicalize_num_arrivals"
+    ),
 )

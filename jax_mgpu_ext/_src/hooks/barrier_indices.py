@@ -85,4 +85,7 @@ HOOK = contract.Hook(
         ),
     ),
     apply=lambda ledger: ledger.replace(_GETITEM, _wrap_getitem),
+    native=contract.Target(
+        module="jax._src.state.types", name="_check_static_indices"
+    ),
 )

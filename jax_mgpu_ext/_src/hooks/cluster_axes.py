@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 import functools
 import math
 import sys
@@ -79,9 +80,12 @@ def _check_mesh(mesh: Any) -> None:
       ("thread_name", threads),
   ):
     for name in names:
+      if not isinstance(name, Hashable):
+        continue  # JAX complains when, and if, it looks the name up.
       if name in seen:
         raise errors.SpecError(
-            f"every axis of a mesh needs its own name, got {name!r} in"
+            "every axis of a mesh needs its own name, got"
+            f" {spec_text.describe(name)} in"
             f" {seen[name]} and in {kind}",
             code="MGPU032",
             hint="Rename one of them; an axis index could mean either",
@@ -113,7 +117,10 @@ def check_barriers(
     if avals.is_barrier(leaf):
       _check_barrier(leaf, cluster, arrivals_per_thread)
 
-  avals.check_specs(check, contract.scratch_items(scratch)[0], root)
+  items, _ = contract.scratch_items(scratch)
+  if isinstance(items, dict) and not all(isinstance(k, str) for k in items):
+    return  # No names for keywords, as JAX is about to say.
+  avals.check_specs(check, items, root)
 
 
 def _check_barrier(
@@ -131,9 +138,10 @@ def _check_barrier(
         raise _unknown_axis(axis, cluster, dtype.collective_axes, spec)
     # Every slice along an axis arrives, its own block counted once: the count
     # that Mosaic initialises (`CollectiveBarrierRef.initialize`).
-    factor = 1 + sum(
-        math.prod(cluster[axis] for axis in group) - 1 for group in groups
-    )
+    sizes = [math.prod(cluster[axis] for axis in group) for group in groups]
+    if None in map(contract.as_integer, sizes):
+      return  # Symbolic sizes are known when the kernel is compiled.
+    factor = 1 + sum(size - 1 for size in sizes)
   elif dtype.orders_tensor_core:
     factor = 1
   limit = barrier_constructors.MAX_ARRIVALS
@@ -150,16 +158,17 @@ def _check_barrier(
 def _unknown_axis(
     axis: Any, cluster: dict[Any, int], axes: Any, spec: Any
 ) -> errors.ClusterAxisError:
-  hint = f"Name one of the cluster's axes in collective_axes={axes!r}"
+  name = spec_text.describe(axis)
+  known = ", ".join(map(spec_text.describe, cluster))
+  hint = f"The kernel's cluster_names are ({known},): write those that are meant"
   if not cluster:
     hint = (
         "The kernel has no cluster: pass"
-        f" cluster=(2,), cluster_names=({axis!r},), or use a plgpu.Barrier"
+        f" cluster=(2,), cluster_names=({name},), or use a plgpu.Barrier"
     )
   return errors.ClusterAxisError(
-      f"Unknown cluster axis {axis}, available axes: {list(cluster)}:"
-      f" collective_axes names {axis!r}, which is none of the kernel's"
-      " cluster_names",
+      f"Unknown cluster axis {name.strip(chr(39))}, available axes: [{known}]:"
+      f" collective_axes={spec_text.describe(axes)} names {name}",
       code="MGPU030", spec=spec, hint=hint,
   )
 
@@ -200,7 +209,9 @@ def _wrap_kernel(original):
     cluster = dict(
         zip(kwargs.get("cluster_names", ()), kwargs.get("cluster", ()))
     )
-    params = kwargs.get("compiler_params") or default_params
+    params = kwargs.get("compiler_params")
+    if params is None:
+      params = default_params
     semantics = getattr(params, "lowering_semantics", None)
     for root in ("scratch_types", "scratch_shapes"):
       if root in kwargs and not contract.is_not_specified(kwargs[root]):
@@ -244,4 +255,5 @@ HOOK = contract.Hook(
     codes=("MGPU025", "MGPU030", "MGPU031", "MGPU032", "MGPU033"),
     targets=(_MESH, contract.KERNEL, _RESOLVE),
     apply=_apply,
+    native=contract.Target(module=contract.MOSAIC_CORE, name="_check_barriers"),
 )

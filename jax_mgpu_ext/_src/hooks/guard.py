@@ -8,6 +8,7 @@ that it knows.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import hashlib
 import inspect
@@ -28,7 +29,11 @@ def fingerprint(function: Any) -> str:
   """
   if function is None:
     return contract.ABSENT
-  code = getattr(getattr(function, "__func__", function), "__code__", None)
+  function = getattr(function, "__func__", function)
+  code = getattr(function, "__code__", None)
+  if code is not None and code.co_filename == contextlib.__file__:
+    # What `contextlib.contextmanager` returns is the same for all.
+    code = getattr(function.__wrapped__, "__code__", None)
   if code is None:
     return NO_SOURCE
   try:
@@ -103,6 +108,20 @@ def judge(
         found=running,
         reason="this release does not have what the hook changes",
     )
+  if hook.until and releases.key(version) >= releases.key(hook.until):
+    return Verdict(
+        state="not needed",
+        required=f"JAX before {hook.until}",
+        found=running,
+        reason="this release is right without the hook",
+    )
+  if hook.native is not None and hook.native.current() is not None:
+    return Verdict(
+        state="in tree",
+        required=f"JAX without {hook.native}",
+        found=f"{running} with {hook.native}",
+        reason="the running JAX makes this change itself",
+    )
   prints = {
       str(target): fingerprint(
           originals.get(str(target), target.current())
@@ -110,14 +129,6 @@ def judge(
       for target in hook.targets
       if target.owner() is not None or not target.optional
   }
-  in_tree = [t for t in prints if prints[t] in releases.IN_TREE.get(t, ())]
-  if prints and len(in_tree) == len(prints):
-    return Verdict(
-        state="in tree",
-        required=required,
-        found=f"{running} with the change in its sources",
-        reason="the running JAX makes this change itself",
-    )
   unknown = [
       t for t in prints if prints[t] not in releases.FINGERPRINTS.get(t, {})
   ]

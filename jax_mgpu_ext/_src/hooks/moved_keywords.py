@@ -101,4 +101,7 @@ HOOK = contract.Hook(
     codes=("MGPU060", "MGPU061"),
     targets=(contract.KERNEL,),
     apply=lambda ledger: ledger.replace(contract.KERNEL, _wrap_kernel),
+    native=contract.Target(
+        module=contract.MOSAIC_CORE, name="_check_mesh_kwargs"
+    ),
 )

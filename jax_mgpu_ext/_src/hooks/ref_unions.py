@@ -77,4 +77,7 @@ HOOK = contract.Hook(
     codes=("MGPU040", "MGPU041", "MGPU042"),
     targets=(_INIT,),
     apply=lambda ledger: ledger.replace(_INIT, _wrap_init),
+    native=contract.Target(
+        module=contract.MOSAIC_CORE, name="_check_ref_union_members"
+    ),
 )

@@ -7,7 +7,7 @@ trace, so that the traceback points at the user's own call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 import functools
 import sys
 from typing import Any
@@ -47,9 +47,12 @@ def check_scratch_types(tree: Any, root: str) -> None:
       spec, or the aval of a leaf cannot be derived.
   """
   tree, is_known = contract.scratch_items(tree)
+  if isinstance(tree, dict) and not all(isinstance(k, str) for k in tree):
+    return  # No names for keywords, as JAX is about to say.
   if not is_known:
-    # What has no leaves is dropped by right.
-    if isinstance(tree, Iterator) or avals.flatten(tree)[0]:
+    # What is empty is dropped by right.
+    is_empty = isinstance(tree, Sized) and not len(tree)
+    if isinstance(tree, Iterator) or not is_empty and avals.flatten(tree)[0]:
       raise errors.SpecTypeError(
           f"expected a sequence or a mapping of specs, got {root}="
           f"{spec_text.describe(tree)}",
@@ -59,7 +62,7 @@ def check_scratch_types(tree: Any, root: str) -> None:
     return
   check_specs(tree, root)
   # Derives every aval once, outside of the trace; the trace finds them cached.
-  avals.ref_avals(tree, root=root)
+  avals.check_specs(avals.ref_aval, tree, root)
 
 
 def _wrap_kernel(original):
@@ -139,4 +142,7 @@ HOOK = contract.Hook(
         contract.MPMD_MAP,
     ),
     apply=_apply,
+    native=contract.Target(
+        module=contract.MOSAIC_CORE, name="_check_scratch_types"
+    ),
 )

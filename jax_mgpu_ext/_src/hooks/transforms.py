@@ -66,12 +66,12 @@ def _check_tiling(tiling: Any, shape: tuple[int, ...]) -> None:
   sizes = [contract.as_integer(size) for size in tiling]
   if None in sizes:
     raise errors.SpecTypeError(
-        f"a tiling must consist of integers, got tiling={tuple(tiling)}",
+        f"a tiling must consist of integers, got tiling={spec_text.describe(tuple(tiling))}",
         code="MGPU053", hint="Write TilingTransform((8, 64))",
     )
   if any(size < 1 for size in sizes):
     raise errors.spec_error_like(ZeroDivisionError)(
-        f"tile sizes must be at least 1, got tiling={tuple(tiling)}",
+        f"tile sizes must be at least 1, got tiling={spec_text.describe(tuple(tiling))}",
         code="MGPU053", hint="Leave the transform out to have no tiles",
     )
   if len(sizes) > len(shape):
@@ -166,4 +166,5 @@ HOOK = contract.Hook(
     codes=("MGPU050", "MGPU051", "MGPU052", "MGPU053"),
     targets=(_CALL, _POST_INIT, _TILE, _SWIZZLE),
     apply=_apply,
+    native=contract.Target(module=contract.MOSAIC_CORE, name="_check_tiling"),
 )
