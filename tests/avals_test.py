@@ -384,6 +384,44 @@ class RegistrationTest(parameterized.TestCase):
       avals.ref_aval(DeepRing(3))
     self.assertEqual(avals.ref_aval(Ring(3)).shape, (3, 128))
 
+  @parameterized.parameters(
+      (lambda s: None, "None"), (lambda s: s.smem(), "SMEM"),
+      (lambda s: array(8), "float32"), (lambda s: 1, "1"),
+  )
+  def test_answers_that_are_no_ref_avals(self, answer, says):
+    self._register(ref_aval=answer)
+    with self.assertRaisesRegex(errors.SpecError, f"got .*{says}") as e:
+      avals.ref_aval(Ring(2))
+    self.assertEqual(e.exception.code, "MGPU006")
+
+  def test_errors_of_a_registered_function(self):
+    class Odd(ValueError):
+
+      def __init__(self, first, second):
+        super().__init__(first, second)
+
+    def answer(spec):
+      del spec  # Unused.
+      raise Odd("first\nline", 2)
+
+    self._register(ref_aval=answer)
+    with self.assertRaisesRegex(errors.SpecError, "registered for Ring") as e:
+      avals.ref_aval(Ring(2))
+    self.assertIsInstance(e.exception, Odd)
+    self.assertNotIn("\n", str(e.exception))
+
+  def test_a_registered_spec_in_a_container_that_looks_at_it(self):
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Holder:
+      ring: object
+
+      def __post_init__(self):
+        assert hasattr(self.ring, "num_stages") or hasattr(self.ring, "shape")
+
+    self._register()
+    lowering.lower([Holder(Ring(2))])
+
   def test_duplicates(self):
     self._register()
     with self.assertRaises(errors.RegistrationError) as e:

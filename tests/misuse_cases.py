@@ -3,13 +3,15 @@
 Each case has an `id`; `expr`, a function of no arguments; `raises`, the
 exception type or all the types that the error must be an instance of, None
 where the program is right and must be accepted; `says`, fragments of its text;
-`code`, its catalog code; and `since`, the first JAX release where it exists.
+`code`, its catalog code; `since`, the first JAX release where it exists; and
+`in_patches`, whether a JAX with our git patches says it too.
 Every kind of error has a positive twin: a case with `raises` None.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import types
 
 import jax
@@ -34,10 +36,13 @@ WARPGROUP = plgpu.CompilerParams(
 MESH = plgpu.Mesh(grid=(2,), grid_names=("g",))
 
 
-def case(id, expr, raises=None, says=(), code="", since="0.10.2"):  # pylint: disable=redefined-builtin
+def case(
+    id,  # pylint: disable=redefined-builtin
+    expr, raises=None, says=(), code="", since="0.10.2", in_patches=True,
+):
   return types.SimpleNamespace(
       id=id, expr=expr, raises=raises, says=tuple(says), code=code,
-      since=tuple(map(int, since.split("."))),
+      since=tuple(map(int, since.split("."))), in_patches=in_patches,
   )
 
 
@@ -91,6 +96,53 @@ class Hostile:
 
   def __repr__(self):
     raise RuntimeError("no repr")
+
+
+HOSTILE = Hostile()
+
+
+class Lazy:
+  """A spec of another library that does not know its dtype yet."""
+
+  def get_ref_aval(self):
+    return SMEM((8,), F32).get_ref_aval()
+
+  @property
+  def dtype(self):
+    raise RuntimeError("not known yet")
+
+
+class NoAval:
+  """A spec of another library whose method forgets its `return`."""
+
+  def get_ref_aval(self):
+    pass
+
+
+class NoShape:
+  shape = None
+  dtype = None
+
+
+class OwnDict(dict):
+  pass
+
+
+class OwnList(list):
+  pass
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Composite:
+  """A composite whose constructor looks at its fields."""
+
+  tiles: object
+  full: object
+
+  def __post_init__(self):
+    assert self.tiles.shape == (8,), self.tiles
+    assert isinstance(self.full, (plgpu.Barrier, jax.core.Tracer)), self.full
 
 
 ARRAY_AVALS = [
@@ -221,6 +273,26 @@ SCRATCH = [
     case("other_sequence_is_fine",
          lambda: lower(collections.UserList([B(), SMEM((8,), F32)]))),
     case("named_tuple_is_fine", lambda: lower(Pair(B(), B()))),
+    case("own_dict_is_fine", lambda: lower(OwnDict(done=B()))),
+    case("own_list_is_fine", lambda: lower(OwnList([B(), None]))),
+    case("lazy_spec_is_fine", lambda: lower([Lazy()])),
+    case("composite_is_fine",
+         lambda: lower([Composite(SMEM((8,), F32), B())])),
+    case("composite_in_run_scoped_is_fine",
+         lambda: scoped(Composite(SMEM((8,), F32), B()))),
+    case("empty_text_is_fine", lambda: lower("")),
+    case("empty_set_is_fine", lambda: lower(set())),
+    case("number_as_name", lambda: lower({1: B()}), TypeError,
+         ["must be strings"]),
+    case("mixed_names", lambda: lower({1: B(), "a": B()}), TypeError,
+         ["must be strings"]),
+    case("no_aval", lambda: lower([NoAval()]), (ValueError, TypeError),
+         ["scratch_types[0]", "get_ref_aval", "None"], "MGPU006",
+         in_patches=False),
+    case("no_shape", lambda: lower([NoShape()]), ValueError,
+         ["scratch_types[0]", "NoShape"], "MGPU001"),
+    case("escapes", lambda: lower(["\x1b[31mred\n" * 3]), ValueError,
+         ["scratch_types[0]", "\\x1b[31mred"], "MGPU001"),
     case("other_mapping", lambda: lower(
         types.MappingProxyType(dict(done=array()))), ValueError,
          ["scratch_types['done']"], "MGPU001"),
@@ -241,6 +313,8 @@ for name, make in (("barrier", B),
     return lambda: make(**kw)
 
   BARRIERS += [
+      case(f"{name}/huge_arrivals", new(name, num_arrivals=10**5000),
+           ValueError, ["num_arrivals"], "MGPU021", in_patches=False),
       case(f"{name}/negative_count", new(name, num_barriers=-1), ValueError,
            ["num_barriers", "-1"], "MGPU022"),
       case(f"{name}/zero_count", new(name, num_barriers=0), ValueError,
@@ -314,6 +388,9 @@ AXES = [
     case("run_scoped_unknown_axis", lambda: scoped(CB(collective_axes=("y",))),
          (ValueError, LookupError), ["Unknown cluster axis y", "'y'"],
          "MGPU030"),
+    case("hostile_axes", lambda: CB(collective_axes=(HOSTILE, HOSTILE)),
+         ValueError, ["collective_axes", "twice"], "MGPU024",
+         in_patches=False),
     case("list_axes", lambda: hash(CB(collective_axes=["x"]).get_ref_aval())),
     case("nested_list_axes",
          lambda: hash(CB(collective_axes=[["x", "y"]]).get_ref_aval())),
@@ -492,7 +569,7 @@ KEYWORDS = [
          since="0.11.2"),
     case("positional_out_shape",
          lambda: plgpu.kernel(lambda o: None, array()), TypeError,
-         ["out_type=..."], "MGPU060", since="0.11.2"),
+         ["out_type=..."], "MGPU060", since="0.11.2", in_patches=False),
     case("misspelt", lambda: plgpu.kernel(
         lambda o: None, out_type=array(), num_thread=2), TypeError,
          ["'num_thread'", "'num_threads'"], "MGPU061"),

@@ -71,6 +71,14 @@ def builtin_entries() -> dict[type[Any], Entry]:
   }
 
 
+@functools.cache
+def ref_types() -> tuple[type[Any], ...]:
+  """Returns the types of ref avals."""
+  from jax._src import state  # pylint: disable=g-import-not-at-top
+
+  return (state.AbstractRef, state.TransformedRef)
+
+
 # What JAX says (or would say, for accumulators, where it has no method), the
 # code, and the class of the error.
 BARRIER_WORDS = ("Barriers are not arrays", "MGPU010", errors.NotAnArrayError)
@@ -130,8 +138,11 @@ def _protocol_array_aval(spec: Any) -> Any:
 
 
 def _unknown_ref_aval(spec: Any) -> Any:
-  if not isinstance(spec, type) and hasattr(spec, "get_ref_aval"):
-    return spec.get_ref_aval()  # A method of the instance, not of its type.
+  if not isinstance(spec, type):
+    # A method of the instance, not of its type.
+    get_ref_aval = spec_text.safe_getattr(spec, "get_ref_aval")
+    if get_ref_aval is not None:
+      return get_ref_aval()
   raise spec_text.no_spec_error(spec)
 
 

@@ -48,6 +48,16 @@ def ref_aval(spec: Any) -> Any:
     return known[1]
   entry = _entry_of(type(spec))
   aval = _answer(entry.ref_aval, spec)
+  if not isinstance(aval, aval_table.ref_types()):
+    raise errors.SpecTypeError(
+        f"expected a ref aval as the answer for {spec_text.describe(spec)}, got"
+        f" {spec_text.describe(aval)}",
+        code="MGPU006", spec=spec,
+        hint=(
+            "Whatever was registered for the type, or is its get_ref_aval, must"
+            " return an aval: end it in .get_ref_aval() of a spec of Pallas"
+        ),
+    )
   if entry.cached:
     key = _Key(spec, _drop)
     key.identity = id(spec)
@@ -166,7 +176,7 @@ def is_barrier(spec: Any) -> bool:
   return core is not None and (
       isinstance(spec, (core.Barrier, core.ClusterBarrier))
       or isinstance(
-          getattr(spec, "dtype", None),
+          spec_text.safe_getattr(spec, "dtype"),
           (core.BarrierType, core.ClusterBarrierType),
       )
   )
@@ -177,7 +187,9 @@ def is_cluster_barrier(spec: Any) -> bool:
   core = sys.modules.get(_MOSAIC_CORE)
   return core is not None and (
       isinstance(spec, core.ClusterBarrier)
-      or isinstance(getattr(spec, "dtype", None), core.ClusterBarrierType)
+      or isinstance(
+          spec_text.safe_getattr(spec, "dtype"), core.ClusterBarrierType
+      )
   )
 
 
@@ -192,7 +204,8 @@ def is_array_spec(spec: Any) -> bool:
 def is_ref_spec(spec: Any) -> bool:
   """Returns whether an object is a spec, or a ref aval, at all."""
   return _entry_of(type(spec)).is_ref or (
-      not isinstance(spec, type) and hasattr(spec, "get_ref_aval")
+      not isinstance(spec, type)
+      and spec_text.safe_getattr(spec, "get_ref_aval") is not None
   )
 
 
@@ -205,52 +218,16 @@ def is_routed(spec: Any) -> bool:
   return _entry_of(type(spec)).is_routed
 
 
+def is_registered(spec: Any) -> bool:
+  """Returns whether only this module, not JAX, can answer for a spec."""
+  return any(base in _registered for base in type(spec).__mro__)
+
+
 def no_spec_error(value: Any) -> errors.SpecError:
   """Returns the error for a leaf that describes no ref."""
   return spec_text.no_spec_error(
       value,
       describes_refs=isinstance(value, type) and _entry_of(value).is_ref,
-  )
-
-
-def partition_specs(tree: Any) -> tuple[Any, Any]:
-  """Splits a tree into its array specs and the rest (barriers, accumulators).
-
-  Args:
-    tree: A pytree of specs.
-
-  Returns:
-    Two trees of the same structure, with None where the spec is in the other
-    one. `merge_specs` puts them together again.
-  """
-  leaves, treedef = flatten(tree)
-  mask = [is_array_spec(leaf) for leaf in leaves]
-  return (
-      treedef.unflatten([x if m else None for x, m in zip(leaves, mask)]),
-      treedef.unflatten([None if m else x for x, m in zip(leaves, mask)]),
-  )
-
-
-def merge_specs(first: Any, second: Any) -> Any:
-  """Merges what `partition_specs` has split.
-
-  Raises:
-    ValueError: The trees differ in structure, or both have a spec in one place.
-  """
-  import jax  # pylint: disable=g-import-not-at-top
-
-  def pick(path, x, y):
-    if x is not None and y is not None:
-      raise ValueError(
-          "expected a spec in at most one of the two trees, got two at"
-          f" specs{jax.tree_util.keystr(path)}: {spec_text.describe(x)} and"
-          f" {spec_text.describe(y)}; merge the two results of one"
-          " partition_specs call"
-      )
-    return y if x is None else x
-
-  return jax.tree_util.tree_map_with_path(
-      pick, first, second, is_leaf=lambda x: x is None
   )
 
 
@@ -285,7 +262,8 @@ def register_spec(
   for name, value in (("ref_aval", ref_aval), ("array_aval", array_aval)):
     if value is not None and not isinstance(value, str) and not callable(value):
       raise errors.RegistrationError(
-          f"expected a function, an error text or None, got {name}={value!r}",
+          f"expected a function, an error text or None, got {name}="
+          f"{spec_text.describe(value)}",
           code="MGPU081", spec=cls,
       )
   if not override and (
@@ -305,6 +283,13 @@ def register_spec(
       array_aval=_as_function(array_aval, "get_array_aval", "MGPU010"),
       is_array=not isinstance(array_aval, str),
   )
+  if (core := _patched_core()) is not None:
+    core.register_spec(
+        cls,
+        ref_aval=_registered[cls].ref_aval,
+        array_aval=_registered[cls].array_aval,
+        override=True,
+    )
   _forget()
 
 
@@ -314,7 +299,7 @@ def unregister_spec(cls: type[Any]) -> None:
   Raises:
     RegistrationError: The type is not registered.
   """
-  if cls not in _registered:
+  if not isinstance(cls, type) or cls not in _registered:
     raise errors.RegistrationError(
         "expected a registered spec type, got"
         f" {spec_text.describe(cls)}",
@@ -322,7 +307,16 @@ def unregister_spec(cls: type[Any]) -> None:
         hint="Types are registered by register_spec, and only once",
     )
   del _registered[cls]
+  if (core := _patched_core()) is not None:
+    core.unregister_spec(cls)
   _forget()
+
+
+def _patched_core() -> Any:
+  """Returns JAX's module if it has a registry of its own, by our git patches."""
+  core = sys.modules.get(_MOSAIC_CORE)
+  native = getattr(core, "register_spec", None)
+  return None if native in (None, register_spec) else core
 
 
 def _as_function(
@@ -351,16 +345,32 @@ def _answer(extract: Callable[[Any], Any], spec: Any) -> Any:
       ArithmeticError, AssertionError, AttributeError, LookupError,
       NotImplementedError, TypeError, ValueError,
   ) as e:
-    problem = str(e).rstrip(".") or f"{type(e).__name__} without a text"
+    problem = spec_text.describe_error(e)
+    who, hint = "JAX", "Check the spec's shape, dtype and transforms"
+    if is_registered(spec):
+      who = f"the function registered for {type(spec).__qualname__}"
+      hint = "Mend that function, or let it raise a SpecError of its own"
     raise errors.spec_error_like(type(e))(
-        f"{problem}: JAX cannot derive the aval of {spec_text.describe(spec)}",
-        code="MGPU004", spec=spec,
-        hint="Check the spec's shape, dtype and transforms",
+        f"{problem}: {who} cannot derive the aval of"
+        f" {spec_text.describe(spec)}",
+        code="MGPU004", spec=spec, hint=hint,
     ) from e
 
 
-@functools.lru_cache(maxsize=1024)
 def _entry_of(cls: type[Any]) -> aval_table.Entry:
+  """Returns the entry of a type."""
+  if (core := _patched_core()) is not None:
+    # Whoever uses the registry of a patched JAX is not heard of here, so nothing
+    # about it is kept.
+    rules = core.pallas_core._spec_aval_rules  # pylint: disable=protected-access
+    for base in cls.__mro__:
+      if base in rules and base not in _registered:
+        return aval_table.Entry(rules[base].ref_aval, rules[base].array_aval)
+  return _table_entry_of(cls)
+
+
+@functools.lru_cache(maxsize=1024)
+def _table_entry_of(cls: type[Any]) -> aval_table.Entry:
   """Returns the entry of a type; the table is consulted once per type."""
   builtin = aval_table.builtin_entries()
   for base in cls.__mro__:
@@ -378,5 +388,5 @@ def _entry_of(cls: type[Any]) -> aval_table.Entry:
 
 def _forget() -> None:
   """Drops what was derived from the table before it changed."""
-  _entry_of.cache_clear()
+  _table_entry_of.cache_clear()
   _known.clear()

@@ -12,6 +12,23 @@ import functools
 from typing import Any
 
 
+def one_line(text: str, limit: int) -> str:
+  """Writes a text of somebody else on one line, printable and shortened.
+
+  Args:
+    text: Any text; may hold line breaks and terminal escapes.
+    limit: The largest number of characters.
+  """
+  # Cut first: what is not shown need not be looked at.
+  text = " ".join(text[: 4 * limit].split())
+  if not text.isprintable():
+    text = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode()
+        for c in text
+    )
+  return text if len(text) <= limit else f"{text[:limit - 3]}..."
+
+
 class SpecError(ValueError):
   """A spec, or a tree of specs, that Mosaic GPU cannot use.
 
@@ -35,7 +52,9 @@ class SpecError(ValueError):
       spec: Any = None,
       hint: str = "",
   ):
-    super().__init__(problem)
+    # Not `super()`: in a class that is also one of somebody else's exceptions,
+    # that might be a constructor with other arguments.
+    ValueError.__init__(self, problem)
     self.code = code
     self.problem = problem
     self.path = path
@@ -43,11 +62,11 @@ class SpecError(ValueError):
     self.hint = hint
 
   def __str__(self) -> str:
-    text = self.problem
+    text = one_line(self.problem, 800)
     if self.path:
-      text += f" (at {self.path})"
+      text += f" (at {one_line(self.path, 300)})"
     if self.hint:
-      text += f". {self.hint}"
+      text += f". {one_line(self.hint, 800)}"
     return f"{text} [{self.code}]"
 
   def __reduce__(self):
@@ -136,13 +155,19 @@ class ForeignPatchWarning(RuntimeWarning):
   """Somebody replaced what we had replaced, so it was left alone on undo."""
 
 
-@functools.cache
 def spec_error_like(upstream_type: type[BaseException]) -> type[SpecError]:
   """Returns a `SpecError` class that is also an `upstream_type`.
 
   For errors that JAX raises on its own while it derives an aval: the caller
   sees the one documented type, and an `except` for JAX's type still works.
   """
+  if upstream_type.__module__ == "builtins":
+    return _builtin_error_like(upstream_type)
+  # Classes of others may come and go, and are not kept alive.
+  return _make_error_like(upstream_type)
+
+
+def _make_error_like(upstream_type: type[BaseException]) -> type[SpecError]:
   if issubclass(upstream_type, SpecError) or issubclass(
       SpecError, upstream_type
   ):
@@ -158,6 +183,9 @@ def spec_error_like(upstream_type: type[BaseException]) -> type[SpecError]:
     })
   except TypeError:  # Two C layouts that do not go together.
     return SpecError
+
+
+_builtin_error_like = functools.cache(_make_error_like)
 
 
 def _rebuild_like(upstream_type, *parts):

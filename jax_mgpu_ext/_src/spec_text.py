@@ -15,11 +15,29 @@ def describe(value: Any, limit: int = 120) -> str:
   Specs are written as the call that makes them, arrays as dtype and shape.
   """
   try:
-    text = " ".join(_describe(value).split())
+    text = _describe(value)
   except Exception:  # pylint: disable=broad-exception-caught
     # A hostile `__repr__` must not hide the error that is being reported.
     text = f"an object of type {type(value).__qualname__}"
-  return text if len(text) <= limit else f"{text[:limit - 3]}..."
+  return errors.one_line(text, limit)
+
+
+def describe_error(error: BaseException) -> str:
+  """Writes what an exception says, without the full stop at its end."""
+  try:
+    text = str(error)
+  except Exception:  # pylint: disable=broad-exception-caught
+    text = ""
+  name = type(error).__name__
+  return errors.one_line(text, 300).rstrip(".") or f"{name} without a text"
+
+
+def safe_getattr(value: Any, name: str) -> Any:
+  """Returns an attribute, or None: objects of others may raise anything."""
+  try:
+    return getattr(value, name, None)
+  except Exception:  # pylint: disable=broad-exception-caught
+    return None
 
 
 def _describe(value: Any) -> str:
@@ -54,8 +72,8 @@ def looks_like_array(value: Any) -> bool:
   """Returns whether an object, not a class, has a shape and a dtype."""
   return (
       not isinstance(value, type)
-      and hasattr(value, "shape")
-      and hasattr(value, "dtype")
+      and isinstance(safe_getattr(value, "shape"), (tuple, list))
+      and safe_getattr(value, "dtype") is not None
   )
 
 
