@@ -15,9 +15,9 @@ _SRC = _PACKAGE / "_src"
 LAYERS = (
     {"errors", "launch"},
     {"config", "releases", "targets"},
-    {"spec_text", "aval_table", "avals", "catalog"},
+    {"spec_text", "aval_table", "avals", "partition", "catalog"},
     {"hooks", "specs"},
-    {"check_cases", "kernels"},
+    {"check_cases", "kernels", "patchset"},
     {
         "check", "check_child", "check_interpreter", "check_pool",
         "check_sources", "check_stages", "check_worker", "programs",
