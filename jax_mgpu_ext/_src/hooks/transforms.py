@@ -48,6 +48,15 @@ def _check_shape(shape: Any, name: str) -> None:
     )
 
 
+def _swapped_error(name: str, first: Any, second: Any) -> errors.SpecError:
+  return errors.SpecTypeError(
+      f"{name} takes the shape first and then the dtype, got"
+      f" {spec_text.describe(first)}, {spec_text.describe(second)}",
+      code="MGPU051",
+      hint=f"Write plgpu.{name}({spec_text.describe(second)}, dtype)",
+  )
+
+
 def _check_tiling(tiling: Any, shape: tuple[int, ...]) -> None:
   """Checks that a tiling cuts a shape into whole tiles.
 
@@ -100,7 +109,10 @@ def _wrap_call(original):
   @functools.wraps(original)
   def __call__(self, *args, **kwargs):
     if args or "shape" in kwargs:
-      _check_shape(args[0] if args else kwargs["shape"], self.name)
+      shape = args[0] if args else kwargs["shape"]
+      if isinstance(args[1:2] and args[1], (tuple, list)):
+        raise _swapped_error(self.name, *args[:2])
+      _check_shape(shape, self.name)
     return original(self, *args, **kwargs)
 
   return __call__
@@ -129,6 +141,12 @@ def _wrap_tile(original):
   return transform_type
 
 
+def _elements(swizzle: Any, aval: Any) -> Any:
+  """Returns how many elements one swizzle is wide; `n` if that is not known."""
+  bits = 8 * getattr(getattr(aval, "dtype", None), "itemsize", 0)
+  return 8 * swizzle.swizzle // bits if bits else "n"
+
+
 def _wrap_swizzle(original):
   @functools.wraps(original)
   def transform_type(self, x):
@@ -141,7 +159,7 @@ def _wrap_swizzle(original):
           str(e).rstrip("."), code="MGPU052", spec=self,
           hint=(
               "Tile the ref first, so that the last dimension is one swizzle"
-              " wide: transforms=(TilingTransform((8, n)),"
+              f" wide: transforms=(TilingTransform((8, {_elements(self, x)})),"
               f" SwizzleTransform({self.swizzle})), or take the swizzle from"
               " plgpu.find_swizzle"
           ),
