@@ -31,7 +31,7 @@ _LETTERS_SCALE = 0.13
 _CLASS_GAIN = 0.005
 # Below this, a fuzzy match says nothing. Set so that the messages of other
 # libraries in `catalog_test.py` find nothing and half a message of ours does.
-_THRESHOLD = 0.4
+_THRESHOLD = 0.55
 # Shared weight at which a fuzzy match counts for 63 %; a word that only one
 # entry has weighs 1.
 _EVIDENCE = 0.6
@@ -149,7 +149,7 @@ class Index:
         for code in codes:
           # The bare name of a class is a question for its entries, if they
           # are few; in a longer text it only decides between equals.
-          note(code, 0.5 if flat == name.lower() and len(codes) < 5 else 0.0)
+          note(code, 0.6 if flat == name.lower() and len(codes) < 5 else 0.0)
           scores[code] = scores.get(code, 0.0) + _CLASS_GAIN
     for code in map(str.upper, _CODES.findall(text)):
       if code in self._codes:
