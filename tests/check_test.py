@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fractions
 import functools
 import io
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 
 from absl.testing import absltest
@@ -29,6 +31,12 @@ from jax_mgpu_ext._src import check_sources
 from jax_mgpu_ext._src import check_stages
 from jax_mgpu_ext._src import report
 from tests import child
+
+# Nothing can interrupt it: it never lets go of Python's lock.
+_HOG = (
+    "import re; open(__file__ + '.started', 'w').close();"
+    " re.match(r'(a+)+$', 'a' * 64 + 'b')"
+)
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CASES = str(_ROOT / "tests" / "data" / "kernel_cases.py")
@@ -87,6 +95,25 @@ _OUTCOMES = {
         r"the process was ended by SIGABRT\n(.|\n)*in killed",
     ),
     "threads_and_forks": ("passed", "passed", ""),
+    "daemon": ("passed", "passed", ""),
+    "daemon_of_a_crash": (
+        "failed", "skipped", r"the process ended with exit status 4\n",
+    ),
+    "no_text": (
+        "failed", "skipped",
+        r"NoText: \(its own text cannot be had: ZeroDivisionError\)\n.*in no_text",
+    ),
+    "no_text_inside": (
+        "failed", "skipped", r"NoText: \(its own text cannot be had: Zero",
+    ),
+    "long_text": (
+        "failed", "skipped",
+        r"ValueError: (\\n|x)* \[\.\.\. 4\d{6} characters \.\.\.\] x*\n.*in long",
+    ),
+    "log_that_does_not_fit": ("passed", "passed", ""),
+    "closed_connection": (
+        "failed", "skipped", r"the process closed its connection",
+    ),
     "closed_streams": ("passed", "passed", ""),
     "bad_spec": (
         "failed", "skipped", r"SpecTypeError: .*specs\[0\].*MGPU002",
@@ -96,6 +123,10 @@ _OUTCOMES = {
         r"the factory must return a callable, it returned None",
     ),
     "bad_inputs": ("failed", "skipped", r"ZeroDivisionError: division by zero"),
+    "one_array_as_inputs": (
+        "failed", "skipped",
+        r"inputs must return a tuple of the kernel's arguments, got ndarray",
+    ),
     "bad_reference": (
         "passed", "failed", r"AttributeError: .*no_such_attribute",
     ),
@@ -189,11 +220,14 @@ class OutcomesTest(parameterized.TestCase):
     self.assertRegex(text, r"interpret skipped for 1 case: .*not supported\n")
     self.assertIn(f"{_CASES}::crash failed interpret:\n", text)
     self.assertIn("\n  last words\n", text)
-    self.assertEndsWith(text, "\n22 cases: 9 passed, 13 failed\n")
+    self.assertEndsWith(
+        text, "\n30 cases: 11 passed, 19 failed; interpret skipped for 1\n"
+    )
+    self.assertLess(len(text), 40_000)
 
   def test_json(self):
     data = json.loads(json.dumps(report.check_json(self.results)))
-    self.assertEqual((data["ok"], data["passed"]), (False, 9))
+    self.assertEqual((data["ok"], data["passed"]), (False, 11))
     self.assertLen(data["cases"], data["passed"] + data["failed"])
     self.assertEqual(
         {case["name"]: case["ok"] for case in data["cases"]},
@@ -269,10 +303,133 @@ class SelectorTest(parameterized.TestCase):
       ("jobs", dict(jobs=0), "at least 1 job, got 0"),
       ("limit", dict(timeout_s=0.0), "a time limit above 0 s, got 0.0"),
       ("nan", dict(timeout_s=float("nan")), "a time limit above 0 s, got nan"),
+      ("word", dict(timeout_s="3"), "a time limit above 0 s, got '3'"),
+      ("no_float", dict(timeout_s=10**400), "a time limit above 0 s, got 10000"),
+      ("half_a_job", dict(jobs=1.5), "at least 1 job, got 1.5"),
+      ("job_is_true", dict(jobs=True), "at least 1 job, got True"),
   )
   def test_bad_argument(self, arguments, says):
     with self.assertRaisesRegex(check.UsageError, says):
       check.run([_CASES], **arguments)
+
+  @parameterized.named_parameters(
+      ("numpy", dict(jobs=np.int64(1), timeout_s=np.float32(60))),
+      ("more_than_poll_takes", dict(timeout_s=3_000_000)),
+      ("more_than_c_has", dict(timeout_s=10**30)),
+  )
+  def test_good_argument(self, arguments):
+    self.write("x.py", _LIGHT)
+    [result] = check.run(["x.py"], stages=["interpret"], **arguments)
+    self.assertTrue(result.ok, result)
+
+  def test_huge_limit_of_a_case(self):
+    self.write("x.py", _LIGHT.replace("inputs=", "timeout_s=10**9, inputs="))
+    [result] = check.run(["x.py"], stages=["interpret"])
+    self.assertTrue(result.ok, result)
+
+  @parameterized.named_parameters(
+      ("no_text", "class E(Exception):\n  def __str__(self): 1 / 0\nraise E",
+       r"cannot import 'x\.py': E: \(its own text cannot be had: ZeroD.* line 3"),
+      ("long", "raise ValueError('x' * 5_000_000 + 'end')",
+       r"cannot import 'x\.py': ValueError: x+ \[\.\.\. \d+ characters \.\.\.\]"
+       r" x+end \(.*, line 1\)$"),
+  )
+  def test_text_of_an_import_error(self, text, says):
+    self.write("x.py", text)
+    with self.assertRaisesRegex(check.UsageError, says) as caught:
+      check.run(["x.py"])
+    self.assertLess(len(str(caught.exception)), 3000)
+
+  def test_folder_that_is_gone(self):
+    path = self.write("x.py", _LIGHT)
+    (self.folder / "gone").mkdir()
+    with contextlib.chdir(self.folder / "gone"):
+      (self.folder / "gone").rmdir()
+      with self.assertRaisesRegex(check.UsageError, "current folder is gone"):
+        # Where `..` leads to depends on the system, but not what is said.
+        with absltest.mock.patch.object(os.path, "isfile", lambda path: True):
+          check.run(["../x.py"])
+      os.chdir(os.sep)  # To have one to come back from.
+    absolute = str(self.folder / path)
+    [result] = check.run([absolute], stages=["interpret"])
+    self.assertTrue(result.ok, result)
+
+  def test_module_from_a_folder_that_is_gone(self):
+    (self.folder / "gone").mkdir()
+    output = child.check_output("""
+        import os
+        from jax_mgpu_ext import check
+        os.chdir("gone")
+        os.rmdir("../gone")
+        results = check.run(
+            ["jax_mgpu_ext.kernels.peer_exchange"], stages=["specs"])
+        print(all(result.ok for result in results))
+    """)
+    self.assertEqual(output, "True\n")
+
+  def test_worker_killed_by_somebody_else(self):
+    # The first one, while it runs a case; the second, between two cases.
+    self.write("x.py", _LIGHT + """
+import os, pathlib, time
+@kernel_case(inputs=lambda rng: (), reference=lambda: 0)
+def waits(interpret=None):
+  if os.fork() == 0:  # It keeps the pipes to the parent open.
+    time.sleep(600)
+  pathlib.Path("number").write_text(str(os.getpid()))
+  time.sleep(600)
+
+@kernel_case(inputs=lambda rng: [rng.random(4, np.float32)],
+             reference=lambda x: x)
+def same(interpret=None):
+  return lambda x: x
+""")
+    number = self.folder / "number"
+
+    def kill():
+      while not (number.exists() and number.read_text()):
+        time.sleep(0.05)
+      os.kill(int(number.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    started = time.monotonic()
+    results = check.run(["x.py"], jobs=1, timeout_s=300, stages=["interpret"])
+    self.assertLess(time.monotonic() - started, 100)
+    killer.join(10)
+    states = {r.name: r.stages[0].state for r in results}
+    self.assertEqual(
+        states, {"double": "passed", "waits": "failed", "same": "passed"}
+    )
+    self.assertEqual(
+        results[1].stages[0].message, "the process was ended by SIGKILL"
+    )
+
+  def test_idle_worker_killed_by_somebody_else(self):
+    self.write("x.py", _LIGHT)
+    self.enter_context(contextlib.chdir(self.folder))
+    source, _ = check_sources.parse("x.py")
+    with check_pool.Pool(1) as pool:
+      [task] = pool.load(source)
+      [worker] = pool._idle
+      worker._process.kill()
+      worker._process.wait()
+      self.assertTrue(pool.check(task, ["interpret"], 60.0).ok)
+
+  @parameterized.named_parameters(("stdin", [0]), ("all", [0, 1, 2]))
+  def test_closed_streams(self, closed):
+    # Not only below the command, which mends its own.
+    self.write("x.py", _LIGHT)
+    output = child.check_output(f"""
+        import os, sys
+        from jax_mgpu_ext import check
+        out = os.dup(1)
+        for fd in {closed}:
+          os.close(fd)
+        [result] = check.run(["x.py"], timeout_s=60)
+        os.write(out, str(result.ok).encode())
+        sys.stdout = sys.stderr = None
+    """)
+    self.assertEqual(output, "True")
 
   def test_slow_import(self):
     self.write("x.py", "import time\ntime.sleep(600)")
@@ -371,13 +528,29 @@ class SelectorTest(parameterized.TestCase):
 
 class InterruptTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("by_ctrl_c", signal.SIGINT, 130), ("killed", signal.SIGKILL, -9)
+  @parameterized.product(
+      ending=[
+          (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129),
+          (signal.SIGKILL, -9),
+      ],
+      what=["hangs", "hogs", "hogs_the_import"],
   )
-  def test_children_end_with_the_parent(self, number, status):
+  def test_children_end_with_the_parent(self, ending, what):
+    number, status = ending
+    selector = f"{_CASES}::hang"
+    if what != "hangs":
+      folder = self.enter_context(tempfile.TemporaryDirectory())
+      path = pathlib.Path(folder, "x.py")
+      path.write_text(
+          _HOG
+          if "import" in what
+          else _LIGHT.replace("  return", f"  {_HOG}\n  return"),
+          encoding="utf-8",
+      )
+      selector = str(path)
     mark = f"jax-mgpu-ext-test-{os.getpid()}-{time.time_ns()}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "jax_mgpu_ext", "check", f"{_CASES}::hang",
+        [sys.executable, "-m", "jax_mgpu_ext", "check", selector,
          "--timeout-s", "600"],
         env={**os.environ, "CHECK_TEST_MARK": mark},
         cwd=_ROOT,
@@ -386,12 +559,18 @@ class InterruptTest(parameterized.TestCase):
         text=True,
     )
     self.addCleanup(process.kill)
-    self.wait_until(lambda: len(_running_with(mark)) > 1)
-    time.sleep(1.0)  # Somewhere between importing and hanging.
+    # The command, the guard, and the worker.
+    self.wait_until(lambda: len(_running_with(mark)) > 2)
+    if what == "hangs":
+      time.sleep(1.0)  # Somewhere between importing and hanging.
+    else:
+      self.wait_until(lambda: os.path.exists(f"{selector}.started"))
     process.send_signal(number)
     _, stderr = process.communicate(timeout=30)
     self.assertEqual(process.returncode, status, stderr)
     self.assertNotIn("Traceback", stderr)
+    if number in (signal.SIGTERM, signal.SIGHUP):
+      self.assertEqual(stderr, f"mgpu-ext: ended by {number.name}\n")
     self.wait_until(lambda: not _running_with(mark))
 
   def wait_until(self, condition):
@@ -427,6 +606,17 @@ class DeclarationTest(parameterized.TestCase):
       ("rtol", dict(rtol=-1), ValueError, "rtol=-1"),
       ("atol", dict(atol=float("nan")), ValueError, "atol=nan"),
       ("limit", dict(timeout_s=0), ValueError, "timeout_s=0"),
+      ("limit_is_a_word", dict(timeout_s="3"), ValueError, "timeout_s='3'"),
+      ("limit_is_true", dict(timeout_s=True), ValueError, "timeout_s=True"),
+      ("limit_is_none", dict(timeout_s=None), ValueError, "timeout_s=None"),
+      ("limit_is_complex", dict(timeout_s=3j), ValueError, "timeout_s=3j"),
+      ("limit_is_infinite", dict(timeout_s=np.inf), ValueError, "=inf"),
+      ("limit_is_no_float", dict(timeout_s=10**400), ValueError, "timeout_s=1"),
+      ("rtol_is_an_array", dict(rtol=np.ones(2)), ValueError, "rtol=array"),
+      ("rtol_is_numpys_true", dict(rtol=np.True_), ValueError, "rtol=.*True"),
+      ("targets_are_none", dict(targets=None), ValueError, "of h100"),
+      ("name_is_a_number", dict(name=3), ValueError, "printable name.* got 3"),
+      ("param_is_a_number", dict(params={"a": 3}), ValueError, "a mapping"),
       ("params", dict(params=[{}]), ValueError, "a mapping"),
       ("no_params", dict(params={}), ValueError, "a mapping"),
   )
@@ -435,11 +625,27 @@ class DeclarationTest(parameterized.TestCase):
       self.declare(**arguments)
     self.assertEmpty(check_cases.declared)
 
+  def test_number_without_a_text(self):
+    # Python writes no int of more than 4300 digits.
+    with self.assertRaisesRegex(ValueError, "timeout_s=a value of type int"):
+      self.declare(timeout_s=10**5000)
+
   def test_good(self):
     [case] = self.declare(targets="h200", rtol=1, timeout_s=0.5)
     self.assertEqual((case.name, case.base_name), ("x", "x"))
     self.assertEqual((case.targets, case.rtol), (("h200",), 1))
     self.assertIn(__name__, case.modules)
+
+  @parameterized.parameters(
+      (3,), (0.5,), (np.float32(0.5),), (np.int64(3),), (np.float16(0.5),),
+      (np.array(0.5),), (jnp.bfloat16(0.5),), (jnp.finfo(jnp.bfloat16).eps,),
+      (10**9,), (fractions.Fraction(1, 2),),
+  )
+  def test_good_numbers(self, value):
+    [case] = self.declare(rtol=value, atol=value, timeout_s=value)
+    for got in (case.rtol, case.atol, case.timeout_s):
+      self.assertIs(type(got), float)
+      self.assertEqual(got, float(value))
 
   def test_name_of_the_factory(self):
     def ring(interpret):
@@ -574,6 +780,12 @@ class ReportTest(absltest.TestCase):
     self.assertIn("[red]x", text)
     self.assertIn(r"\x1b[2J [bold]\r\x07 ok", text)
     self.assertNotIn("\x1b[2J", text)
+
+  def test_long_texts_are_shortened(self):
+    message = "start" + "x" * 5_000_000 + "end"
+    text = self.text(self.result("a", ("specs", "failed", message)))
+    self.assertLess(len(text), 3000)
+    self.assertRegex(text.replace("\n", ""), r"startx.*characters.*xend")
 
   def test_selectors_where_names_are_not_enough(self):
     passed = ("specs", "passed", "")

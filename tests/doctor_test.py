@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import select
+import signal
 import stat
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from jax_mgpu_ext._src import gpu_probe
 from jax_mgpu_ext._src import hooks
 from jax_mgpu_ext._src import installed
 from jax_mgpu_ext._src import programs
+from tests import child
 
 
 def _python(code: str) -> list[str]:
@@ -44,9 +47,15 @@ _ANSWERS = {
     "silence": ("", "unknown", "status 0: it printed nothing"),
     "noise": ("print('hello')", "unknown", "status 0"),
     "hang": ("import time; time.sleep(1000)", "unknown", "in 3 s"),
-    # It survives its parent, and holds its pipes open.
+    # It survives its parent, and holds its pipes open, but not for long.
     "hanging_child": (
-        "import os, time; os.fork() or time.sleep(1000)", "unknown", "in 3 s",
+        f"import os, time; os.fork() or time.sleep(1000); {_answer()}",
+        "none", "only cpu devices",
+    ),
+    "hanging_daemon": (
+        "import os, time; os.fork() or (os.setsid(), time.sleep(1000));"
+        f" {_answer()}",
+        "none", "only cpu devices",
     ),
 }
 
@@ -69,16 +78,78 @@ class GpuProbeTest(parameterized.TestCase):
       self.assertIsNone(process.poll())
     self.assertIsNotNone(process.poll())
 
-  def test_children_of_children_are_ended(self):
+  @parameterized.named_parameters(
+      ("in_the_group", "os.fork()"),
+      ("in_a_session_of_its_own", "os.fork() or os.setsid()"),
+  )
+  def test_children_of_children_are_ended(self, fork):
+    if "setsid" in fork and sys.platform != "linux":
+      self.skipTest("only Linux knows what has left its group")
     # The pipe has an end only once nobody is left who could write to it.
-    code = "import os, time; os.fork() or time.sleep(1000)"
+    code = f"import os, time; {fork}; print(1, flush=True); time.sleep(1000)"
     with programs.started(_python(code)) as process:
-      process.wait(timeout=60)
+      for _ in range(2):
+        self.assertEqual(os.read(process.stdout.fileno(), 2), b"1\n")
       pipe = os.dup(process.stdout.fileno())
       self.addCleanup(os.close, pipe)
       self.assertEmpty(select.select([pipe], [], [], 0.2)[0])
     self.assertNotEmpty(select.select([pipe], [], [], 30)[0])
     self.assertEqual(os.read(pipe, 1), b"")
+
+  def test_program_ends_with_us(self):
+    # Killed, we cannot end it, and it cannot look whether we live.
+    code = """
+      import os, signal, sys
+      from jax_mgpu_ext._src import programs
+      hog = "import os, re; print(os.getpid(), flush=True);"
+      hog += "re.match('(a+)+$', 'a' * 64 + 'b')"
+      with programs.started([sys.executable, "-I", "-S", "-c", hog]) as process:
+        print(process.stdout.readline(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = child.run(code)
+    self.assertEqual(done.returncode, -signal.SIGKILL, done.stderr)
+    self._wait_for_end(int(done.stdout))
+
+  def test_program_ends_with_its_guard(self):
+    if sys.platform != "linux":
+      self.skipTest("only Linux has PR_SET_PDEATHSIG")
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"
+    with programs.started(_python(code)) as process:
+      number = int(process.stdout.readline())
+      process.kill()
+      self._wait_for_end(number)
+
+  def _wait_for_end(self, number: int):
+    deadline = time.monotonic() + 30
+    with contextlib.suppress(ProcessLookupError):
+      while time.monotonic() < deadline:
+        os.kill(number, 0)
+        time.sleep(0.05)
+      self.fail(f"process {number} still runs")
+
+  def test_status_is_that_of_the_program(self):
+    for code, status in (
+        ("raise SystemExit(7)", 7),
+        ("import os; os.kill(os.getpid(), 15)", -15),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ):
+      with programs.started(_python(code)) as process:
+        self.assertEqual(process.wait(timeout=60), status)
+
+  @parameterized.named_parameters(
+      ("large", 10**9), ("huge", 1e300), ("poll_overflows", 3e6)
+  )
+  def test_long_limits(self, timeout_s):
+    with programs.started(_python("print('x')")) as process:
+      self.assertEqual(programs.communicate(process, timeout_s), ("x\n", ""))
+
+  def test_limit_longer_than_one_wait(self):
+    with mock.patch.object(programs, "MAX_WAIT_S", 0.01):
+      with programs.started(
+          _python("import time; time.sleep(0.3); print('x')")
+      ) as process:
+        self.assertEqual(programs.communicate(process, 60), ("x\n", ""))
 
   @parameterized.named_parameters(
       ("printed", "print('x')", "x\n"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import concurrent.futures
 import difflib
-import math
 import os
 
 from jax_mgpu_ext._src import check_cases
@@ -63,10 +62,15 @@ def run(
   wanted_targets = _choose("target", targets, TARGETS)
   if jobs is None:
     jobs = _num_cores()
-  if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+  num_jobs = check_cases.count(jobs)
+  if num_jobs is None or num_jobs < 1:
     raise UsageError(f"expected at least 1 job, got {jobs!r}")
-  if timeout_s is not None and not 0 < timeout_s < math.inf:
-    raise UsageError(f"expected a time limit above 0 s, got {timeout_s!r}")
+  if timeout_s is not None:
+    try:
+      timeout_s = check_cases.number("timeout_s", timeout_s, positive=True)
+    except ValueError as e:
+      got = str(e).rpartition("timeout_s=")[2]
+      raise UsageError(f"expected a time limit above 0 s, got {got}") from e
   asked: dict[check_sources.Source, list[str | None]] = {}
   if isinstance(selectors, str):
     selectors = [selectors]
@@ -74,7 +78,7 @@ def run(
     source, case = check_sources.parse(selector)
     asked.setdefault(source, []).append(case)
   report = on_progress or (lambda done, total: None)
-  with check_pool.Pool(jobs) as pool:
+  with check_pool.Pool(num_jobs) as pool:
     tasks = []
     for source, loaded in zip(asked, pool.map(pool.load, asked)):
       tasks.extend(_select(source, loaded, asked[source]))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import inspect
 import math
+import operator
 import sys
 from typing import Any
 
@@ -142,7 +143,19 @@ class KernelCase:
     return self.factory(interpret=interpret, **self.params)
 
   def make_inputs(self, rng: Any) -> tuple[Any, ...]:
-    return tuple(self._call(self.inputs, rng))
+    """Returns the arguments of the kernel.
+
+    Raises:
+      StageFailed: `inputs` returned one array, whose rows would be taken for
+        arguments, or something that is no sequence.
+    """
+    inputs = self._call(self.inputs, rng)
+    if not isinstance(inputs, (tuple, list)):
+      raise StageFailed(
+          "inputs must return a tuple of the kernel's arguments, got"
+          f" {type(inputs).__name__}: write (x,) for one"
+      )
+    return tuple(inputs)
 
   def make_reference(self, *inputs: Any) -> Any:
     return self._call(self.reference, *inputs)
@@ -167,6 +180,73 @@ class KernelCase:
     return function(
         *args, **{k: v for k, v in self.params.items() if k in names}
     )
+
+
+# How much of other people's text is shown: a message, and the lines below it.
+MESSAGE_CHARS = 2000
+DETAILS_CHARS = 8000
+
+
+def text_of(error: object) -> str:
+  """Returns the text of an exception, whatever its `__str__` does."""
+  try:
+    return str(error)
+  except BaseException as own:  # pylint: disable=broad-exception-caught
+    return f"(its own text cannot be had: {type(own).__name__})"
+
+
+def shorten(text: str, chars: int = MESSAGE_CHARS) -> str:
+  """Leaves out the middle of a text that is too long."""
+  if len(text) <= chars:
+    return text
+  tail = chars // 3  # The place that an error comes from is often there.
+  head = chars - tail
+  left_out = len(text) - chars
+  return f"{text[:head]} [... {left_out} characters ...] {text[-tail:]}"
+
+
+def number(key: str, value: Any, *, positive: bool = False) -> float:
+  """Returns the value of an argument that is a number, as a plain one.
+
+  Args:
+    key: The argument's name.
+    value: A number of Python or NumPy, or of a type that NumPy knows.
+    positive: Whether zero is not legal.
+
+  Raises:
+    ValueError: If it is something else, negative, infinite or too large.
+  """
+  kind = getattr(getattr(value, "dtype", None), "kind", "f")
+  if (
+      hasattr(type(value), "__float__")
+      and not isinstance(value, (bool, str, bytes))
+      and kind not in "bcOSUmM"
+      and getattr(value, "shape", ()) == ()
+  ):
+    try:
+      plain = float(value)
+    except Exception:  # An integer above all floats, a tracer. pylint: disable=broad-exception-caught
+      plain = math.nan
+    if 0 <= plain < math.inf and (plain or not positive):
+      return plain
+  raise ValueError(
+      f"Expected a positive number, got {key}={shorten(_repr(value), 200)}"
+  )
+
+
+def count(value: Any) -> int | None:
+  """Returns a whole number as an int of Python, None if it is no such thing."""
+  try:
+    return None if isinstance(value, bool) else operator.index(value)
+  except TypeError:
+    return None
+
+
+def _repr(value: Any) -> str:
+  try:
+    return repr(value)
+  except Exception as own:  # An int of 5000 digits. pylint: disable=broad-exception-caught
+    return f"a value of type {type(value).__name__} ({type(own).__name__})"
 
 
 # Every case declared in this process, in order.
@@ -223,18 +303,24 @@ def kernel_case(
   for key, value in dict(inputs=inputs, reference=reference).items():
     if not callable(value):
       raise TypeError(f"Expected a function, got {key}={value!r}")
-  targets = (targets,) if isinstance(targets, str) else tuple(targets)
-  unknown = [t for t in targets if t not in TARGETS]
-  if unknown or not targets:
+  try:
+    targets = (targets,) if isinstance(targets, str) else tuple(targets)
+    legal = bool(targets) and all(t in TARGETS for t in targets)
+  except (TypeError, ValueError):  # No sequence, or one of arrays.
+    legal = False
+  if not legal:
     raise ValueError(
         f"Expected targets of {', '.join(TARGETS)}, got {targets=}"
     )
-  for key, value in dict(rtol=rtol, atol=atol, timeout_s=timeout_s).items():
-    if not 0 <= value < math.inf or (key == "timeout_s" and not value):
-      raise ValueError(f"Expected a positive number, got {key}={value!r}")
+  rtol, atol = number("rtol", rtol), number("atol", atol)
+  timeout_s = number("timeout_s", timeout_s, positive=True)
   if params is None:
     named_params = {"": {}}
-  elif isinstance(params, Mapping) and params:
+  elif (
+      isinstance(params, Mapping)
+      and params
+      and all(isinstance(value, Mapping) for value in params.values())
+  ):
     named_params = {f"[{key}]": dict(value) for key, value in params.items()}
   else:
     raise ValueError(f"Expected a mapping of names to arguments, got {params=}")
@@ -247,6 +333,10 @@ def kernel_case(
     base_name = name if name is not None else getattr(factory, "__name__", None)
     if base_name is None:
       raise TypeError(f"{factory!r} has no name, pass name=")
+    if not isinstance(base_name, str):
+      raise ValueError(
+          f"Expected a printable name without '::', got {base_name!r}"
+      )
     for suffix, arguments in named_params.items():
       full_name = base_name + suffix
       if not base_name or "::" in full_name or not full_name.isprintable():

@@ -1,8 +1,8 @@
 """Child processes that check cases, seen from the parent.
 
-Every worker leads a process group of its own: it is always killed as a whole,
-with whatever the code of the cases started, and Ctrl-C at a terminal reaches
-only the parent, which then ends them.
+Every worker runs below a guard (`programs`): it always ends as a whole, with
+whatever the code of the cases started, at the latest with the parent, and
+Ctrl-C at a terminal reaches only the parent, which then ends them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import threading
 import time
 from typing import Any
 
+from jax_mgpu_ext._src import programs
 from jax_mgpu_ext._src.check_sources import Source
 
 # How much of what a worker prints is kept, in bytes: the last part.
 _OUTPUT_BYTES = 4096
 _DIAGNOSIS_S = 2.0
+# How often to look whether the worker still lives: its end of the pipe may be
+# open in a process that it started. Also below what `poll` takes, 24 days.
+_LOOK_S = 1.0
 
 # `-P` keeps the current folder off the path, where a file `random.py` would
 # hide the standard library's; the root comes last, for those who did not
@@ -70,10 +74,10 @@ class Worker:
     self._output = b""
     self._output_lock = threading.Lock()
     self._kill_lock = threading.Lock()
-    request_read, self._request_fd = os.pipe()
-    self._event_fd, event_write = os.pipe()
+    request_read, self._request_fd = programs.pipe()
+    self._event_fd, event_write = programs.pipe()
     try:
-      self._process = subprocess.Popen(
+      self._program = programs.Program(
           [
               sys.executable, "-u", "-P", "-c", _BOOT,
               _ROOT, str(request_read), str(event_write),
@@ -82,7 +86,6 @@ class Worker:
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           pass_fds=(request_read, event_write),
-          start_new_session=True,
           env={
               **os.environ,
               "JAX_PLATFORMS": "cpu",
@@ -97,6 +100,7 @@ class Worker:
     finally:
       os.close(request_read)
       os.close(event_write)
+    self._process = self._program.process
     self._drain = threading.Thread(target=self._keep_output, daemon=True)
     self._drain.start()
 
@@ -144,8 +148,12 @@ class Worker:
     poll.register(self._event_fd, select.POLLIN)
     while b"\n" not in self._unread:
       left_s = deadline - time.monotonic()
-      if left_s <= 0 or not poll.poll(left_s * 1000):
+      if left_s <= 0:
         return None
+      if not poll.poll(min(left_s, _LOOK_S) * 1000):
+        if self.has_ended() and not poll.poll(0):
+          raise WorkerDied(self._ending())
+        continue
       data = os.read(self._event_fd, 65536)
       if not data:
         raise WorkerDied(self._ending())
@@ -153,7 +161,16 @@ class Worker:
     line, _, self._unread = self._unread.partition(b"\n")
     return json.loads(line)
 
+  def has_ended(self) -> bool:
+    """Returns whether the process has ended, by itself or by somebody else."""
+    return self._process.poll() is not None
+
   def _ending(self) -> str:
+    try:  # It may still be ending what it started.
+      self._process.wait(timeout=_LOOK_S)
+    except subprocess.TimeoutExpired:
+      self.kill()
+      return "the process closed its connection to the command"
     self.kill()
     code = self._process.returncode
     if code >= 0:
@@ -171,23 +188,21 @@ class Worker:
       output, self._output = self._output, b""
     return output.decode(errors="replace").strip()
 
+  def hang_up(self) -> None:
+    """Starts to kill the worker, without waiting for its end."""
+    with self._kill_lock:
+      self._program.hang_up()
+
   def kill(self) -> None:
     """Ends the process and all that it started; may be called again."""
     with self._kill_lock:
-      if self._process.returncode is None:
-        # Until it is waited for, its number stands for its group and for nobody
-        # else's, also if it has ended by itself.
-        try:
-          os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-          pass
-        self._process.wait()
+      self._program.end()
     self._drain.join(1.0)
 
   def close(self) -> None:
     """Kills the worker, and gives its file descriptors back."""
     self.kill()
-    if not self._drain.is_alive():  # Else somebody who left the group prints.
+    if not self._drain.is_alive():  # Else somebody who got away prints.
       self._process.stdout.close()
     for fd in (self._request_fd, self._event_fd):
       if fd >= 0:

@@ -24,6 +24,8 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret import params as interpret_params
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory
 
+from jax_mgpu_ext._src import check_cases
+
 _RACE = "RACE DETECTED"
 _FOLDERS = tuple(
     os.path.dirname(module.__file__) + os.sep
@@ -46,7 +48,11 @@ class _Collector(logging.Handler):
     self.races: list[str] = []
 
   def emit(self, record: logging.LogRecord) -> None:
-    text = record.getMessage()
+    try:
+      text = record.getMessage()
+    except Exception:  # Its arguments do not fit. pylint: disable=broad-exception-caught
+      self.handleError(record)
+      return
     error = record.exc_info[1] if record.exc_info else None
     if _RACE in text:
       self.races.append(text)
@@ -109,8 +115,8 @@ class Watch:
 
   def race(self, error: BaseException | None = None) -> str | None:
     """Returns the text of the first race, or None if there is none."""
-    if error is not None and _RACE in str(error):
-      return _without_clocks(str(error))
+    if error is not None and _RACE in (text := check_cases.text_of(error)):
+      return _without_clocks(text)
     if self.races:
       return _without_clocks(self.races[0])
     try:
@@ -143,7 +149,7 @@ def unsupported(error: BaseException) -> str | None:
   frames = list(traceback.walk_tb(error.__traceback__))
   if not frames or not frames[-1][0].f_code.co_filename.startswith(_FOLDERS):
     return None
-  text = str(error)
+  text = check_cases.text_of(error)
   said = re.search(r"not (\(?yet\)? )?(supported|implemented)", text, re.I)
   if not isinstance(error, NotImplementedError) and not (
       isinstance(error, (AssertionError, ValueError)) and said
@@ -215,9 +221,12 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _shorten(place: str) -> str:
   """Makes a path relative to the current folder, if it is below it."""
-  return place.removeprefix(os.getcwd() + os.sep)
+  try:
+    return place.removeprefix(os.getcwd() + os.sep)
+  except OSError:  # There is no such folder any more.
+    return place
 
 
 def _first_line(error: BaseException) -> str:
-  text = str(error).strip().split("\n")[0]
+  text = check_cases.text_of(error).strip().split("\n")[0]
   return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -75,6 +75,8 @@ class Pool:
       self._closed = True
       workers = self._idle + self._busy
     for worker in workers:
+      worker.hang_up()  # All of them, before waiting for the first.
+    for worker in workers:
       worker.kill()  # The threads that wait for them then stop by themselves.
     self.executor.shutdown(cancel_futures=True)
     for worker in workers:
@@ -84,22 +86,24 @@ class Pool:
     return list(self.executor.map(function, items))
 
   def _take(self, source: check_sources.Source) -> check_child.Worker:
-    stale = None
     with self._lock:
       if self._closed:
         raise check_child.PoolClosed()
-      for worker in self._idle:
-        if worker.source == source:
-          self._idle.remove(worker)
-          self._busy.append(worker)
-          return worker
-      if self._idle and len(self._idle) + len(self._busy) >= self._jobs:
-        stale = self._idle.pop(0)
-      # Under the lock, so that closing the pool misses no worker.
-      worker = check_child.Worker(source)
+      # Somebody else may have killed one meanwhile.
+      stale = [worker for worker in self._idle if worker.has_ended()]
+      for worker in stale:
+        self._idle.remove(worker)
+      worker = next((w for w in self._idle if w.source == source), None)
+      if worker is not None:
+        self._idle.remove(worker)
+      else:
+        if self._idle and len(self._idle) + len(self._busy) >= self._jobs:
+          stale.append(self._idle.pop(0))
+        # Under the lock, so that closing the pool misses no worker.
+        worker = check_child.Worker(source)
       self._busy.append(worker)
-    if stale is not None:
-      stale.close()
+    for other in stale:
+      other.close()
     return worker
 
   def _give_back(self, worker: check_child.Worker, healthy: bool) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import importlib
 import importlib.machinery
@@ -67,7 +68,14 @@ def parse(selector: str) -> tuple[Source, str | None]:
       raise UsageError(f"there is no file {head!r}")
     if not head.endswith(".py"):
       raise UsageError(f"{head!r} is no Python file: expected a name in .py")
-    return Source(kind="file", target=os.path.realpath(head), shown=head), case
+    try:
+      target = os.path.realpath(head)
+    except OSError as e:  # Without a current folder there is no such path.
+      raise UsageError(
+          f"cannot tell where {head!r} is: the current folder is gone"
+          f" ({e.strerror})"
+      ) from e
+    return Source(kind="file", target=target, shown=head), case
   if not _is_dotted(head):
     raise UsageError(f"{head!r} is neither a file nor the name of a module")
   return Source(kind="module", target=head, shown=head), case
@@ -137,7 +145,8 @@ def load(source: Source) -> list[tuple[str, KernelCase]]:
 
 def _import_modules(name: str) -> Iterator[ModuleType]:
   # Last, so that a file in the current folder hides nothing that JAX needs.
-  _append_path(os.getcwd())
+  with contextlib.suppress(OSError):  # There may be no such folder any more.
+    _append_path(os.getcwd())
   module = importlib.import_module(name)
   yield module
   if hasattr(module, "__path__"):
@@ -184,7 +193,8 @@ def _append_path(folder: str) -> None:
 
 def describe(error: BaseException) -> str:
   """Puts an exception and the place it comes from into one line."""
-  text = " ".join(str(error).split())
+  text = " ".join(check_cases.text_of(error).split())
+  text = check_cases.shorten(text)
   if isinstance(error, SyntaxError):  # Its text has the place.
     return f"{type(error).__name__}: {text}"
   said = f"{type(error).__name__}: {text}" if text else type(error).__name__

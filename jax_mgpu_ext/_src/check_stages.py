@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_mgpu_ext import avals
+from jax_mgpu_ext._src import check_cases
 from jax_mgpu_ext._src import check_interpreter
 from jax_mgpu_ext._src.check_cases import KernelCase
 from jax_mgpu_ext._src.check_cases import StageFailed
@@ -67,7 +68,8 @@ def _raise_cause(case, watch: check_interpreter.Watch, error: Exception):
   if cause is error or place is None:
     raise cause
   raise StageFailed(
-      f"{type(cause).__name__}: {str(cause).strip()}", f"at {place}"
+      f"{type(cause).__name__}: {check_cases.text_of(cause).strip()}",
+      f"at {place}",
   ) from error
 
 

@@ -144,24 +144,28 @@ def run_stage(stage: str, case: KernelCase) -> tuple[StageResult, bool]:
   try:
     carry_out(case)
   except StageSkipped as skipped:
-    state, message, clean = "skipped", str(skipped), skipped.clean
+    state, message = "skipped", check_cases.text_of(skipped)
+    clean = skipped.clean
   except StageFailed as failed:
-    state, message, details = "failed", failed.message, failed.details
+    state = "failed"
+    message = check_cases.text_of(failed.message)
+    details = check_cases.text_of(failed.details)
   except BaseException as error:  # pylint: disable=broad-exception-caught
     # SystemExit, too: a case must not end the worker.
     state, details = "failed", _traceback(error)
-    first, _, rest = str(error).strip().partition("\n")
+    first, _, rest = check_cases.text_of(error).strip().partition("\n")
     message = f"{type(error).__name__}: {first}" if first else (
         type(error).__name__
     )
     if rest:
-      details += f"\n{rest}"
+      details += f"\n{check_cases.shorten(rest)}"
   result = StageResult(
       stage=stage,
       state=state,
       seconds=time.perf_counter() - started,
-      message=message,
-      details=details,
+      # Megabytes of text help nobody, whether on a terminal or as JSON.
+      message=check_cases.shorten(message),
+      details=check_cases.shorten(details, check_cases.DETAILS_CHARS),
   )
   return result, clean and state != "failed"
 
@@ -184,7 +188,10 @@ def _traceback(error: BaseException) -> str:
 
 def _diagnose() -> list[str]:
   module = sys.modules.get("jax_mgpu_ext._src.check_interpreter")
-  return module.waiting_threads() if module is not None else []
+  try:
+    return module.waiting_threads() if module is not None else []
+  except Exception:  # pylint: disable=broad-exception-caught
+    return []  # The thread that asks must live on.
 
 
 def _flush() -> None:

@@ -74,7 +74,7 @@ def _answer_of_jax(
     process: subprocess.Popen[str], timeout_s: float
 ) -> tuple[str, tuple[str, ...], str]:
   try:
-    output, complaints = process.communicate(timeout=timeout_s)
+    output, complaints = programs.communicate(process, timeout_s)
   except subprocess.TimeoutExpired:
     return "unknown", (), f"JAX did not find its devices in {timeout_s:g} s"
   try:

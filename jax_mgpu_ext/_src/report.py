@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TYPE_CHECKING
 
+from jax_mgpu_ext._src import check_cases
 from jax_mgpu_ext._src.check_cases import CaseResult
+from jax_mgpu_ext._src.streams import printable
 
 if TYPE_CHECKING:
   import rich.console
@@ -40,7 +42,7 @@ def print_check(
   for result in results:
     name = result.selector if ambiguous else result.name
     grid.add_row(
-        text.Text(_printable(name), style="" if result.ok else "red"),
+        text.Text(printable(name), style="" if result.ok else "red"),
         *(
             text.Text(
                 f"{stage.state} {stage.seconds:.1f} s"
@@ -60,12 +62,20 @@ def print_check(
         console.print()
         console.print(
             text.Text(
-                f"{_printable(result.selector)} failed {stage.stage}:",
+                f"{printable(result.selector)} failed {stage.stage}:",
                 style="bold red",
             )
         )
-        lines = "\n".join(filter(None, (stage.message, stage.details)))
-        for line in _printable(lines).split("\n"):
+        lines = "\n".join(
+            filter(
+                None,
+                (
+                    printable(stage.message),
+                    printable(stage.details, check_cases.DETAILS_CHARS),
+                ),
+            )
+        )
+        for line in lines.split("\n"):
           console.print(text.Text(f"  {line}".rstrip()))
   counts = _case_counts(results)
   console.print()
@@ -73,10 +83,25 @@ def print_check(
       text.Text(
           f"{_count(len(results), 'case')}: {counts['passed']} passed,"
           f" {counts['failed']} failed"
-          + (f", {counts['skipped']} skipped" if counts["skipped"] else ""),
+          + (f", {counts['skipped']} skipped" if counts["skipped"] else "")
+          + "".join(
+              f"; {stage} skipped for {len(names)}"
+              for stage, names in _skipped_stages(results).items()
+          ),
           style=_STATE_STYLES["failed" if counts["failed"] else "passed"],
       )
   )
+
+
+def _skipped_stages(results: Sequence[CaseResult]) -> dict[str, list[str]]:
+  """Returns which cases passed without a stage that was skipped."""
+  skipped: dict[str, list[str]] = {}
+  for result in results:
+    if any(stage.state == "passed" for stage in result.stages):
+      for stage in result.stages:
+        if stage.state == "skipped" and result.ok:
+          skipped.setdefault(stage.stage, []).append(result.name)
+  return skipped
 
 
 def _skips(results: Sequence[CaseResult]) -> Iterable[str]:
@@ -85,7 +110,7 @@ def _skips(results: Sequence[CaseResult]) -> Iterable[str]:
   for result in results:
     for stage in result.stages:
       if stage.state == "skipped" and result.ok:
-        reason = stage.stage, _printable(stage.message)
+        reason = stage.stage, printable(stage.message)
         skipped.setdefault(reason, []).append(result.name)
   for (stage, reason), names in skipped.items():
     yield f"{stage} skipped for {_count(len(names), 'case')}: {reason}"
@@ -123,16 +148,6 @@ def _case_counts(results: Sequence[CaseResult]) -> dict[str, int]:
 
 def _count(number: int, noun: str) -> str:
   return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _printable(text: str) -> str:
-  """Escapes what would move the cursor or change the terminal's colours."""
-  return "".join(
-      char
-      if char.isprintable() or char in "\n\t"
-      else char.encode("unicode_escape").decode()
-      for char in text
-  )
 
 
 # The error catalog, for `mgpu-ext explain`.
@@ -212,7 +227,7 @@ def print_hooks(
 
   console.print(_columns(map(_hook_row, states)))
   if error:
-    console.print(text.Text(_printable(error), "bold red"))
+    console.print(text.Text(printable(error), "bold red"))
 
 
 def _hook_row(status: HookStatus) -> tuple[str, rich.text.Text, str]:
@@ -278,7 +293,7 @@ def print_doctor(facts: Facts, *, console: rich.console.Console) -> None:
   _print_heading("Problems", console)
   style = _STATE_STYLES["failed" if facts.problems else "passed"]
   for problem in facts.problems or ("none",):
-    console.print(text.Text(f"  {_printable(problem)}", style))
+    console.print(text.Text(f"  {printable(problem)}", style))
 
 
 def _print_heading(heading: str, console: rich.console.Console) -> None:
@@ -313,6 +328,6 @@ def _columns(
   for _ in range(max(map(len, rows), default=0)):
     grid.add_column(overflow="fold")
   for row in rows:
-    cells = [text.Text(_printable(c)) if isinstance(c, str) else c for c in row]
+    cells = [text.Text(printable(c)) if isinstance(c, str) else c for c in row]
     grid.add_row(*cells)
   return grid

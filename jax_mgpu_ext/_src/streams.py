@@ -1,4 +1,4 @@
-"""The streams of the command line: what if nobody reads, and how wide."""
+"""The streams of the command line: what if nobody reads, and what is shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import contextlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
+
+from jax_mgpu_ext._src import check_cases
 
 if TYPE_CHECKING:
   import rich.console
@@ -15,14 +17,54 @@ if TYPE_CHECKING:
 
 def give_up_output() -> int:
   """Keeps Python from complaining at exit that it cannot flush stdout."""
-  nowhere = os.open(os.devnull, os.O_WRONLY)
-  os.dup2(nowhere, sys.stdout.fileno())
-  os.close(nowhere)
+  _give_up(sys.stdout)
   return 128 + 13
 
 
+def _give_up(stream: Any) -> None:
+  nowhere = os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, stream.fileno())
+  os.close(nowhere)
+
+
+def complain(text: str) -> None:
+  """Prints one line on stderr, if it can be written there at all."""
+  try:
+    print(printable(" ".join(text.split())), file=sys.stderr, flush=True)
+  except OSError:  # Nobody reads it, or the disk is full.
+    _give_up(sys.stderr)  # Python would end with a status of its own.
+
+
+def printable(text: str, chars: int = check_cases.MESSAGE_CHARS) -> str:
+  """Returns somebody's text so that it does a terminal no harm.
+
+  Args:
+    text: What may come from anywhere.
+    chars: How much of it to show.
+
+  Returns:
+    It without its middle, if it is too long, and with what would move the
+    cursor or change the terminal's colours in the form of escape sequences.
+  """
+  return "".join(
+      char
+      if char.isprintable() or char in "\n\t"
+      else char.encode("unicode_escape").decode()
+      for char in check_cases.shorten(text, chars)
+  )
+
+
 def mend() -> None:
-  """Makes stdout and stderr take any text, whatever the locale."""
+  """Makes the standard streams exist, and take any text in any locale."""
+  # First: a pipe or a file would get the number of a stream that was closed,
+  # and be taken for it by native code and by child processes.
+  for fd in range(3):
+    try:
+      os.fstat(fd)
+    except OSError:
+      opened = os.open(os.devnull, os.O_RDWR)  # The lowest that is free.
+      assert opened == fd
+      os.set_inheritable(fd, True)
   for name in ("stdout", "stderr"):
     stream = getattr(sys, name)
     if stream is None:  # Closed by whoever started us.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -178,6 +179,63 @@ def threads_and_forks(interpret=None):
   return factory_of(copy)(interpret)
 
 
+def start_daemon():
+  """Starts a process that nobody who looks at groups and sessions finds."""
+  if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+      time.sleep(600)
+    os._exit(0)
+
+
+@case("daemon")
+def daemon(interpret=None):
+  start_daemon()
+  return factory_of(copy)(interpret)
+
+
+@case("daemon_of_a_crash")
+def daemon_of_a_crash(interpret=None):
+  start_daemon()
+  os._exit(4)
+
+
+class NoText(Exception):
+
+  def __str__(self):
+    return 1 / 0
+
+
+@case("no_text")
+def no_text(interpret=None):
+  raise NoText()
+
+
+@case("no_text_inside")
+def no_text_inside(interpret=None):
+  def body(x, y, *, stage, full):
+    raise NoText()
+
+  return factory_of(body)(interpret)
+
+
+@case("long_text")
+def long_text(interpret=None):
+  raise ValueError("x" * 5_000_000)
+
+
+@case("log_that_does_not_fit")
+def log_that_does_not_fit(interpret=None):
+  logging.warning("%d", "not a number")
+  return factory_of(copy)(interpret)
+
+
+@case("closed_connection")
+def closed_connection(interpret=None):
+  os.closerange(3, 100)
+  time.sleep(600)
+
+
 @case("closed_streams")
 def closed_streams(interpret=None):
   sys.stdout.close()
@@ -188,6 +246,9 @@ def closed_streams(interpret=None):
 case("bad_spec", specs=lambda: [plgpu.Barrier])(factory_of(copy))
 case("no_kernel")(lambda interpret: None)
 case("bad_inputs", inputs=lambda rng: 1 / 0)(factory_of(copy))
+case("one_array_as_inputs", inputs=lambda rng: inputs(rng)[0])(
+    factory_of(copy)
+)
 case("bad_reference", reference=lambda x: x.no_such_attribute)(factory_of(copy))
 case("other_shape", reference=lambda x: x[:1])(factory_of(copy))
 case("for_b200", targets=("b200",))(factory_of(copy))
