@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pathlib
@@ -11,12 +12,14 @@ import sys
 import tempfile
 import textwrap
 import time
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
 
 import jax_mgpu_ext
 from jax_mgpu_ext._src import catalog
+from jax_mgpu_ext._src import cli
 from jax_mgpu_ext._src import hooks
 from jax_mgpu_ext._src import releases
 
@@ -47,6 +50,9 @@ _FILES = {
           pathlib.Path(__file__).with_suffix(".started").touch()
           time.sleep(1000)
     """,
+    "escapes.py": r"""
+        raise ValueError("\x1b[2J\x1b[31mPWNED\x07" + "x" * 5_000_000)
+    """,
     "notes.txt": "",
 }
 
@@ -58,6 +64,15 @@ _BAD = {
     "extra_argument": (["doctor", "now"], ["now"]),
     "jobs_of_none": (["check", "--jobs", "0"], ["--jobs", "from 1", "'0'"]),
     "jobs_is_a_word": (["check", "--jobs", "two"], ["--jobs", "'two'"]),
+    "jobs_is_too_long": (["check", "--jobs", "9" * 5000], ["--jobs", "from 1"]),
+    "time_is_infinite": (["check", "--timeout-s", "1e999"], ["'1e999'"]),
+    "escapes_in_an_argument": (
+        ["check", "\x1b[2J.py"], ["no file '\\x1b[2J.py'"],
+    ),
+    "escapes_in_a_command": (["\x9b2J\u202e"], ["\\x9b2J\\u202e"]),
+    "escapes_in_a_message": (
+        ["check", "escapes.py"], [r"\x1b[2J\x1b[31mPWNED\x07xxx", "line 2)"],
+    ),
     "jobs_is_missing": (["check", "--jobs"], ["--jobs"]),
     "time_is_nan": (["check", "--timeout-s", "nan"], ["seconds", "'nan'"]),
     "time_is_negative": (["check", "--timeout-s=-1"], ["seconds", "'-1'"]),
@@ -147,6 +162,8 @@ class CliTest(parameterized.TestCase):
     self.assertEqual(done.returncode, status, done.stderr)
     self.assertEqual(done.stdout, "")
     self.assertRegex(done.stderr, r"\Amgpu-ext: error: [^\n]+\n\Z")
+    self.assertTrue(done.stderr.rstrip("\n").isprintable())
+    self.assertLess(len(done.stderr), 3000)
     for piece in pieces:
       self.assertIn(piece, done.stderr)
 
@@ -353,6 +370,72 @@ class CliTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, r"\Amgpu-ext: error: cannot write [^\n]+\n\Z")
 
+  @parameterized.parameters(
+      (["chekc"], 2), (["check", "empty.py"], 2), (["explain", "--list"], 0)
+  )
+  def test_complaint_that_cannot_be_written(self, args, status):
+    if not os.path.exists("/dev/full"):
+      self.skipTest("no /dev/full on this system")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+      done = self.run_command(*args, stdout=subprocess.PIPE, stderr=full)
+    self.assertEqual(done.returncode, status)
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as pipe:
+      done = self.run_command(*args, stdout=subprocess.PIPE, stderr=pipe)
+    self.assertEqual(done.returncode, status)
+
+  def test_output_that_is_for_reading(self):
+    with open(os.devnull, encoding="utf-8") as stdout:
+      done = self.run_command(
+          "explain", "--list", stdout=stdout, stderr=subprocess.PIPE
+      )
+    self.assertEqual(done.returncode, 2)
+    self.assertRegex(done.stderr, r"\Amgpu-ext: error: cannot write [^\n]+\n\Z")
+
+  @parameterized.parameters("<&-", "<&- >&-", ">&-", "<&- >&- 2>&-")
+  def test_closed_streams(self, closed):
+    for args, status in (
+        ("check empty.py", 2),
+        ("hooks", 0),
+        (f"check --stage specs '{_SHIPPED_CASE}'", 0),
+    ):
+      command = f"{sys.executable} -m jax_mgpu_ext {args} {closed}"
+      done = self.run_command(command=("sh", "-c", command))
+      self.assertEqual(done.returncode, status, done.stderr)
+      self.assertNotIn("Traceback", done.stderr)
+      if status and "2>" not in closed:
+        self.assertIn("no cases in 'empty.py'", done.stderr)
+
+  def test_folder_that_is_gone(self):
+    for args, status, says in (
+        ("hooks", 0, "aval_dispatch"),
+        (f"check --stage specs '{_SHIPPED_CASE}'", 0, "1 case: 1 passed"),
+        ("check ../empty.py", 2, "mgpu-ext: error: "),
+        ("check empty.py", 2, "mgpu-ext: error: "),
+    ):
+      command = (
+          "mkdir gone && cd gone && rmdir ../gone &&"
+          f" exec {sys.executable} -m jax_mgpu_ext {args}"
+      )
+      done = self.run_command(command=("sh", "-c", command))
+      self.assertEqual(done.returncode, status, done.stderr)
+      self.assertIn(says, done.stdout + done.stderr)
+      self.assertNotIn("Traceback", done.stderr)
+
+  @parameterized.parameters("3000000", "1e9", "1e300")
+  def test_large_limits(self, seconds):
+    self.output_of("check", "--stage=specs", "--timeout-s", seconds,
+                   _SHIPPED_CASE)
+    self.output_of("doctor", "--gpu-timeout-s", seconds)
+
+  def test_signals_are_left_as_they_were(self):
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
+    with mock.patch.object(sys, "stdout", io.StringIO()):
+      self.assertEqual(cli.main(["--version"]), 0)
+    after = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
+    self.assertEqual(after, before)
+
   def test_locale_without_the_characters(self):
     env = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     done = self.run_command("explain", "zörk", env=env)
@@ -360,8 +443,14 @@ class CliTest(parameterized.TestCase):
     done.stderr.encode("ascii")
     self.output_of("explain", "MGPU011", env=env).encode("ascii")
 
-  def test_interrupted(self):
+  @parameterized.parameters(
+      (signal.SIGINT, 130, "interrupted"),
+      (signal.SIGTERM, 143, "ended by SIGTERM"),
+      (signal.SIGHUP, 129, "ended by SIGHUP"),
+  )
+  def test_interrupted(self, number, status, says):
     started = pathlib.Path(self.folder, "endless.started")
+    started.unlink(missing_ok=True)
     with subprocess.Popen(
         [*_COMMAND, "check", "endless.py"],
         cwd=self.folder,
@@ -374,10 +463,52 @@ class CliTest(parameterized.TestCase):
       deadline = time.monotonic() + 60
       while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-      process.send_signal(signal.SIGINT)
+      process.send_signal(number)
       stdout, stderr = process.communicate(timeout=60)
-    self.assertEqual((stdout, stderr), ("", "mgpu-ext: interrupted\n"))
-    self.assertEqual(process.returncode, 130)
+    self.assertEqual((stdout, stderr), ("", f"mgpu-ext: {says}\n"))
+    self.assertEqual(process.returncode, status)
+
+  def test_patches(self):
+    status = self.output_of("patches", "status")
+    for release in ("0.10.2", "0.11.2", "0.12.0.1"):
+      self.assertRegex(status, rf"{release} +aval_dispatch +yes +yes")
+    self.assertIn("overlay", self.output_of("patches", "--help"))
+    for args, says in (
+        (["check", "--release", "9"], "0.12.0.1"),
+        (["bogus"], "rebase"),
+        (["overlay", "--out", self.folder], "empty"),
+    ):
+      done = self.run_command("patches", *args)
+      self.assertEqual((done.returncode, done.stdout), (2, ""))
+      self.assertEqual(done.stderr.count("\n"), 1)
+      self.assertIn(says, done.stderr)
+
+  def test_ignored_hangup(self):
+    # As below nohup.
+    code = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    code += f"; os.execv(sys.executable, {[*_COMMAND, 'check', 'hup.py']})"
+    pathlib.Path(self.folder, "hup.py").write_text(
+        "import os, signal, time\n"
+        "with open('hup.started', 'w') as f: pass\n"
+        "time.sleep(3)\n"
+    )
+    started = pathlib.Path(self.folder, "hup.started")
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=self.folder,
+        env=_environ(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+      deadline = time.monotonic() + 60
+      while not started.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+      process.send_signal(signal.SIGHUP)
+      _, stderr = process.communicate(timeout=60)
+    self.assertIn("no cases in 'hup.py'", stderr)
+    self.assertEqual(process.returncode, 2)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tests import child
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PAGES = (
     "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md",
-    "docs/hooks.md", "docs/errors.md", "docs/terms.md",
+    "docs/hooks.md", "docs/errors.md", "docs/terms.md", "docs/patch-policy.md",
 )
 
 

@@ -2,18 +2,22 @@
 
 Status 0: all is well. 1: a kernel case failed, or a hook was refused under
 `JAX_MGPU_EXT=strict`. 2: something was asked for that cannot be done; one line
-on stderr says what. 130: interrupted. 141: whoever read the output went away.
+on stderr says what. 130, or another 128 + n: ended by signal n. 141: whoever
+read the output went away.
 
 JAX is imported only by the commands that need it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import contextlib
 import errno
 import json
 import math
+import signal
 import sys
+import threading
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +29,13 @@ from jax_mgpu_ext._src import hooks as hooks_lib
 from jax_mgpu_ext._src import streams
 
 PROGRAM = "mgpu-ext"
+
+_CANNOT_WRITE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO),
+    errno.EBADF,  # Opened for reading only.
+)
+# Processes, file descriptors, memory.
+_NO_MORE = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 # Typer's own kind of complaint about a command line; it exports only some of
 # its subclasses.
@@ -48,6 +59,10 @@ class CommandError(Exception):
   """Something was asked for that cannot be done; the text says what and why."""
 
 
+class _Terminated(BaseException):
+  """A signal asks the process to end; whatever it started ends on the way."""
+
+
 def main(args: list[str] | None = None) -> int:
   """Runs the command line.
 
@@ -59,12 +74,50 @@ def main(args: list[str] | None = None) -> int:
   """
   streams.mend()
   try:
+    with _raising_on_signals():
+      return _run(sys.argv[1:] if args is None else args)
+  except _Terminated as e:
+    [number] = e.args
+    streams.complain(f"{PROGRAM}: ended by {signal.Signals(number).name}")
+    return 128 + number
+
+
+@contextlib.contextmanager
+def _raising_on_signals() -> Iterator[None]:
+  """Raises `_Terminated` on signals that would end the process at once."""
+  numbers = []
+  if threading.current_thread() is threading.main_thread():
+    # Not where somebody has decided otherwise, as nohup has about SIGHUP.
+    numbers = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is signal.SIG_DFL
+    ]
+
+  def back_to_default():
+    for number in numbers:
+      signal.signal(number, signal.SIG_DFL)
+
+  def handler(number, unused_frame):
+    back_to_default()  # Who asks a second time does not want to wait.
+    raise _Terminated(number)
+
+  for number in numbers:
+    signal.signal(number, handler)
+  try:
+    yield
+  finally:
+    back_to_default()
+
+
+def _run(args: list[str]) -> int:
+  """Runs one command, and returns the exit status."""
+  try:
     try:
       config.settings(hooks_lib.SLUGS)  # Whatever the command: say it first.
       # Not `app()`, which would end the process in its own ways.
       command = typer.main.get_command(app)
-      words = sys.argv[1:] if args is None else args
-      with command.make_context(PROGRAM, list(words)) as context:
+      with command.make_context(PROGRAM, list(args)) as context:
         command.invoke(context)
       status = 0
     except typer.Exit as e:
@@ -81,18 +134,21 @@ def main(args: list[str] | None = None) -> int:
     path = context.command_path if context else PROGRAM
     status = _complain(f"{e.format_message().rstrip('.')} (see {path} --help)")
   except KeyboardInterrupt:
-    print(f"{PROGRAM}: interrupted", file=sys.stderr)
+    streams.complain(f"{PROGRAM}: interrupted")
     status = 130
   except OSError as e:
-    if e.errno not in (errno.ENOSPC, errno.EIO):
+    if e.errno in _CANNOT_WRITE:
+      status = _complain(f"cannot write the output: {e.strerror}")
+      streams.give_up_output()
+    elif e.errno in _NO_MORE:
+      status = _complain(f"the system does not let us: {e.strerror}")
+    else:
       raise
-    status = _complain(f"cannot write the output: {e.strerror}")
-    streams.give_up_output()
   return status
 
 
 def _complain(text: str, status: int = 2) -> int:
-  print(f"{PROGRAM}: error: {' '.join(text.split())}", file=sys.stderr)
+  streams.complain(f"{PROGRAM}: error: {text}")
   return status
 
 
@@ -102,7 +158,9 @@ def _print_json(document: Any) -> None:
 
 def _count(text: str) -> int:
   """Parses the value of an option that counts something."""
-  if not (text.isascii() and text.isdecimal() and int(text) > 0):
+  # More digits than Python reads, 4300, are no number that anybody means.
+  is_count = text.isascii() and text.isdecimal() and len(text) < 10
+  if not is_count or int(text) < 1:
     raise typer.BadParameter(f"expected a whole number from 1 on, got {text!r}")
   return int(text)
 
@@ -309,6 +367,21 @@ def doctor(
   else:
     report.print_doctor(facts, console=streams.console())
   _exit_for_hooks(facts.hooks)
+
+
+@app.command(
+    # The options are those of the tool; it has a help of its own.
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    },
+)
+def patches(context: typer.Context) -> None:
+  """Check, apply, copy and carry over the git patches for JAX."""
+  from jax_mgpu_ext._src import patchset
+
+  raise typer.Exit(patchset.main(context.args or ["--help"]))
 
 
 def _exit_for_hooks(states) -> None:
