@@ -558,6 +558,9 @@ class EngineTest(absltest.TestCase):
         assert hooks.is_active()
         second.__exit__(None, None, None)
         assert not hooks.is_active()
+        with hooks.activated():
+          hooks.activate()
+        assert hooks.is_active()
     """)
 
   def test_an_interrupt_at_any_line_leaves_all_or_nothing(self):

@@ -142,10 +142,12 @@ def _activate(is_block: bool) -> None:
   if _is_complete(contract.MOSAIC_CORE):
     _preload()
   replaced = []
+  is_first = False
   try:
     with _lock:
-      is_counted = is_block and (not _engine.active or _engine.blocks)
-      if not _engine.active:
+      is_first = not _engine.active
+      is_counted = is_block and (is_first or _engine.blocks)
+      if is_first:
         _undo()  # What an interrupt, or somebody else's patch, has left.
         _engine.active = True
         _engine.settings = settings
@@ -153,6 +155,8 @@ def _activate(is_block: bool) -> None:
           _engine.statuses[slug] = _initial_status(slug, settings)
       if is_counted:
         _engine.blocks += 1
+      elif not is_block:
+        _engine.blocks = 0  # From now on it stays, whatever block ends.
       fresh = not _engine.ledgers
       _apply_pending()
       if fresh:
@@ -160,8 +164,9 @@ def _activate(is_block: bool) -> None:
           replaced += ledger.replaced()
     late.warn_of_stale(replaced, "activated")
   except BaseException:
-    with _lock:
-      _undo()
+    if is_first:  # Otherwise it was active before, and stays so.
+      with _lock:
+        _undo()
     raise
 
 
