@@ -46,6 +46,10 @@ def case(
   )
 
 
+def check(holds):
+  assert holds
+
+
 def pallas_call(out=None, scratch=()):
   return jax.jit(pl.pallas_call(
       lambda x, o, *s: None,
@@ -473,6 +477,14 @@ LAUNCH = [
     case("arrivals_of_tensor_core_fit", lambda: lower(
         [B(num_arrivals=2**14, orders_tensor_core=True)],
         compiler_params=LANE)),
+    case("float_num_threads",
+         lambda: lower(num_threads=2.5, thread_name="t"),
+         (ValueError, TypeError, AssertionError), ["num_threads", "2.5"],
+         "MGPU033"),
+    case("views_are_fine", lambda: lower(
+        grid=dict(g=2).values(), grid_names=dict(g=2).keys())),
+    case("numpy_num_threads_is_fine",
+         lambda: lower(num_threads=np.int64(2), thread_name="t")),
     case("cluster_of_16_is_fine",
          lambda: lower(cluster=(4, 2, 2), cluster_names=("x", "y", "z"))),
     case("numpy_cluster_is_fine",
@@ -558,6 +570,8 @@ TRANSFORMS = [
     case("batched_tiling_is_fine", lambda: tiled((3, 16, 128), (8, 64))),
     case("swizzle_is_fine", lambda: tiled(
         (16, 128), (8, 64), plgpu.SwizzleTransform(128))),
+    case("iterator_as_shape_is_fine",
+         lambda: check(SMEM(iter([4, 8]), F32).get_ref_aval().shape == (4, 8))),
     case("shape_is_fine", lambda: lower([SMEM([np.int64(8), 64], F32)])),
     case("tmem_is_fine", lambda: TMEM((128, 128), F32).get_ref_aval()),
 ]

@@ -54,6 +54,7 @@ def builtin_entries() -> dict[type[Any], Entry]:
       # extraction; there is nothing in it to improve.
       pallas_core.MemoryRef: dataclasses.replace(memory_ref, is_routed=False),
       core.GPUMemoryRef: memory_ref,
+      core.RefUnion: memory_ref,
       core.SemaphoreType: memory_ref,
       core.Barrier: dataclasses.replace(
           ref_only, array_aval=refuse_array(*BARRIER_WORDS)

@@ -64,6 +64,12 @@ def _check_mesh(mesh: Any) -> None:
             f"every size in {name} must be at least {least}, got {name}={dims}",
             code="MGPU033", hint=f"Leave {name} out to have none",
         )
+  if isinstance(mesh.num_threads, (float, complex, str)):
+    raise errors.MeshSizeError(
+        "num_threads must be an integer, got"
+        f" num_threads={spec_text.describe(mesh.num_threads)}",
+        code="MGPU033", hint="A thread is one warpgroup: write num_threads=2",
+    )
   sizes = [contract.as_integer(dim) or 1 for dim in mesh.cluster]
   if math.prod(sizes) > MAX_CLUSTER_SIZE:
     raise errors.SpecError(
