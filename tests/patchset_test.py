@@ -134,7 +134,7 @@ def _snapshot(*folders: pathlib.Path, internals: bool = True) -> str:
       relative = path.relative_to(folder)
       if internals or ".git" not in relative.parts:
         data = path.read_bytes() if path.is_file() else b""
-        total.update(repr((str(relative), path.stat().st_mode, data)).encode())
+        total.update(repr((str(relative), path.lstat().st_mode, data)).encode())
     if not internals and (folder / ".git").is_dir():
       git = git_lib.Git(folder)
       total.update(git.out("for-each-ref"))
@@ -456,6 +456,11 @@ _BAD_INPUT = (
     ("in_the_way", "apply",
      lambda t: _write(t.tree, {"jax/_src/new.py": "1\n"}),
      "has another jax/_src/new.py already"),
+    ("broken_link", "apply",
+     lambda t: (t.tree / "jax/_src/new.py").symlink_to("nowhere"),
+     "has another jax/_src/new.py already, a link to nothing"),
+    ("locked", "apply", lambda t: _write(t.tree, {".git/index.lock": ""}),
+     "is locked by another git command: .*index.lock exists"),
     ("unknown_release", "apply", lambda t: (
         _edit(t.tree / "jax/version.py", "0.12.0.1", "0.13.0"),
         _commit(t.tree, "Later")),
@@ -569,6 +574,8 @@ class BadInputTest(_TestCase):
       ("apply --release 1.0 --tree {tree}", "no patches for JAX 1.0"),
       ("export --release 1.0 --tree {patched}", "no patches for JAX 1.0"),
       ("export --release 0.12.0 --base no --tree {patched}", "no commit no"),
+      ("export --release 0.12.0 --base HEAD~1 --tree {patched}",
+       "is not JAX 0.12.0.1: jax/_src/core.py differs"),
       ("rebase 0.12.0 1.0 --out {out}", "no patches for JAX 1.0"),
       ("rebase 0.12.0 0.12.0.1 --out {out}", "expected two releases"),
       ("rebase 0.12.0 0.12.0.1", "required: --out"),
@@ -584,6 +591,36 @@ class BadInputTest(_TestCase):
     self.assertEqual(err.count("\n"), 1, err)
     self.assertIn(text, err)
     self.assertEqual(_snapshot(self.folder), before)
+
+  @parameterized.parameters(
+      ("--tree", "apply", "--tree", ""),
+      ("--release", "apply", "--tree", ".", "--release", ""),
+      ("--out", "overlay", "--out", ""),
+      ("--base", "export", "--tree", ".", "--release", "0.12.0", "--base", ""),
+      ("--patches", "check", "--patches", ""),
+  )
+  def test_empty_arguments(self, option, *args):
+    before = _snapshot(self.folder)
+    status, out, err = self.run_main(*args)
+    self.assertEqual((status, out), (2, ""))
+    self.assertEqual(err, f"patchset {args[0]}: argument {option}: is empty\n")
+    self.assertEqual(_snapshot(self.folder), before)
+
+  def test_finds_the_patches(self):
+    none = self.folder / "none"
+    err = io.StringIO()
+    with mock.patch.object(series, "DEFAULT", none):
+      with contextlib.chdir(self.folder):
+        self.assertEqual(patchset.check().problems, ())
+      with contextlib.chdir(self.site):
+        with contextlib.redirect_stderr(err):
+          self.assertEqual(patchset.main(["status"]), 2)
+        with contextlib.redirect_stdout(io.StringIO()):
+          self.assertEqual(
+              patchset.main(["status", "--patches", str(self.patches)]), 0
+          )
+    self.assertRegex(err.getvalue(), _ONE_LINE)
+    self.assertIn("name its folder with --patches DIR", err.getvalue())
 
   def test_tool(self):
     result = subprocess.run(
@@ -675,6 +712,43 @@ class ApplyTest(_TestCase):
         patchset.apply(self.tree, self.patches)
     self.assertEqual(_snapshot(self.folder, self.tree, internals=False), before)
 
+  def test_reports_why_it_failed(self):
+    run = subprocess.run
+
+    def lock(command, **kwargs):
+      if str(self.tree) in command and "am" in command:
+        _write(self.tree, {".git/index.lock": ""})
+      return run(command, **kwargs)
+
+    with mock.patch.object(subprocess, "run", lock):
+      with self.assertRaises(patchset.PatchError) as caught:
+        patchset.apply(self.tree, self.patches)
+    self.assertIn("does not apply to", str(caught.exception))
+    self.assertIn("index", str(caught.exception))
+    self.assertNotIn("put back", str(caught.exception))  # Nothing has changed.
+    (self.tree / ".git/index.lock").unlink()
+    self.assertEmpty(_git(self.tree, "status", "--porcelain"))
+
+    def lock_later(*args):
+      _write(self.tree, {".git/index.lock": ""})
+      raise patchset.PatchError("the first reason")
+
+    with mock.patch.object(applying, "_require_final", lock_later):
+      with self.assertRaisesRegex(
+          patchset.PatchError,
+          "the first reason; and .* could not be put back .*index.lock.*; run"
+          " git reset --hard",
+      ):
+        patchset.apply(self.tree, self.patches)
+
+  def test_failure_spares_what_was_there(self):
+    link = self.tree / "jax/_src/new.py"
+    link.symlink_to("nowhere")
+    with mock.patch.object(applying.sources, "require_unpatched"):
+      with self.assertRaisesRegex(patchset.PatchError, "does not apply to"):
+        patchset.apply(self.tree, self.patches)
+    self.assertTrue(link.is_symlink())
+
 
 class OverlayTest(_TestCase):
 
@@ -728,6 +802,18 @@ class OverlayTest(_TestCase):
     self.assertEqual((status, out), (2, ""))
     self.assertRegex(err, _ONE_LINE)
     self.assertIn(f"cannot write to {self.out}: Read-only file system", err)
+    self.assertEqual(_snapshot(self.folder), before)
+
+  def test_full_disk(self):
+    entries = [(f"a{n}", f"b{n}", "No space left") for n in range(999)]
+    before = _snapshot(self.folder)
+    error = shutil.Error(entries)
+    with mock.patch.object(shutil, "copytree", side_effect=error):
+      status, _, err = self.run_main(*self.command("overlay"))
+    self.assertEqual(status, 2)
+    self.assertEqual(
+        err, f"patchset: cannot write to {self.out}: No space left\n"
+    )
     self.assertEqual(_snapshot(self.folder), before)
 
   def test_copy_that_cannot_be_imported(self):
@@ -797,6 +883,19 @@ class ExportTest(_TestCase):
         patchset.export(self.patched, "0.12.0", self.patches)
     self.assertEqual(_snapshot(self.folder), before)
 
+  def test_full_disk(self):
+    (self.series / "third.patch").unlink()
+    error = OSError(errno.ENOSPC, "No space left")
+    with mock.patch.object(exporting, "_replace", side_effect=error):
+      with self.assertRaisesRegex(
+          patchset.PatchError, "cannot write .*/third.patch: No space left"
+      ):
+        patchset.export(self.patched, "0.12.0", self.patches)
+
+  def test_explicit_base(self):
+    done = patchset.export(self.patched, "0.12.0", self.patches, base="HEAD~3")
+    self.assertEmpty(done.written)
+
 
 class RebaseTest(_TestCase):
 
@@ -835,7 +934,10 @@ class RebaseTest(_TestCase):
         "rebase", "0.12.0", "0.11.2", "--out", self.out, "--tree", self.new
     )
     self.assertEqual((status, err), (0, ""))
-    self.assertIn(f"patchset export --tree {self.out} --release 0.11.2", out)
+    self.assertIn(
+        f"next: tools/patchset.py export --tree {self.out} --release 0.11.2",
+        out,
+    )
 
   def test_change_that_the_release_has(self):
     core = _functions(12).replace("a = 8\n", "a = 80  # Größer.\n")
@@ -885,6 +987,7 @@ class RebaseTest(_TestCase):
     self.assertRegex(err, _ONE_LINE)
     self.assertRegex(out, rf"conflict in first: {_CORE}, lines \d+ to \d+")
     self.assertIn("not tried: second, third", out)
+    self.assertIn("git am --skip", out)
 
   def test_old_texts_from_a_tag(self):
     self.site = self.new

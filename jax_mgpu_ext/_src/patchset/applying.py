@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import contextlib
 import dataclasses
+import os
 import pathlib
 
 from jax_mgpu_ext._src.patchset import git as git_lib
@@ -59,9 +60,12 @@ def apply(
     PatchError: The tree is no checkout, dirty, of another release or patched,
       or the series is not as it should be.
   """
-  patches = patches or series.DEFAULT
+  patches = patches or series.default_folder()
   git = checkout(tree)
-  item = series.find_release(patches, release or sources.version_of(tree))
+  _require_unlocked(git)
+  if release is None:
+    release = sources.version_of(tree)
+  item = series.find_release(patches, release)
   read = series.load(item)
   sources.require_unpatched(item, read, tree)
   # First where nothing can be spoiled.
@@ -70,6 +74,8 @@ def apply(
     workspace_lib.require_replay(workspace, item, read)
   base = git.line("rev-parse", "HEAD")
   mails = [str((item.folder / patch.name).resolve()) for patch in read]
+  added = {c.path for p in read for c in p.changes if c.kind == "add"}
+  absent = {path for path in added if not os.path.lexists(tree / path)}
   try:
     result = git.run(*workspace_lib.AM, "--", *mails)
     if result.returncode:
@@ -78,9 +84,14 @@ def apply(
       )
     _require_final(tree, read)
     head = git.line("rev-parse", "HEAD")
-  except BaseException:
+  except BaseException as e:
     with git_lib.deferred_interrupts():
-      _restore(git, base, read)
+      failure = _restore(git, base, absent)
+    if failure:
+      raise problems.PatchError(
+          f"{str(e) or 'interrupted'}; and {tree} could not be put back"
+          f" ({failure}); run git reset --hard {base} there"
+      ) from e
     raise
   return Applied(
       release=item.release,
@@ -128,6 +139,15 @@ def checkout(tree: pathlib.Path) -> git_lib.Git:
   return git
 
 
+def _require_unlocked(git: git_lib.Git) -> None:
+  lock = _git_path(git, "index.lock")
+  if os.path.lexists(lock):
+    raise problems.PatchError(
+        f"{git.folder} is locked by another git command: {lock} exists; wait"
+        " for it to end, or remove the file if none is running"
+    )
+
+
 def _git_path(git: git_lib.Git, name: str) -> pathlib.Path:
   return git.folder / git.line("rev-parse", "--git-path", name)
 
@@ -142,19 +162,35 @@ def _require_final(tree: pathlib.Path, patches: Sequence[mail.Patch]) -> None:
       )
 
 
-def _restore(
-    git: git_lib.Git, base: str, patches: Sequence[mail.Patch]
-) -> None:
-  """Puts a checkout, which was clean, back to a commit."""
-  if _git_path(git, "rebase-apply").exists():
+def _restore(git: git_lib.Git, base: str, absent: Collection[str]) -> str:
+  """Puts a checkout, which was clean, back to a commit.
+
+  Args:
+    git: git in the checkout.
+    base: The commit.
+    absent: Files that were not there before, not even as a broken link.
+
+  Returns:
+    Why it could not be put back, empty if it is as it was.
+  """
+  state = _git_path(git, "rebase-apply")
+  if state.exists():
     if git.run("am", "--abort").returncode:
       git.run("am", "--quit")
-  if git.run("reset", "--hard", "--quiet", base).returncode:
-    raise problems.PatchError(
-        f"{git.folder} could not be put back; run git reset --hard {base} there"
-    )
-  added = {c.path for p in patches for c in p.changes if c.kind == "add"}
-  base_files = set(series.base_paths(patches))
-  for path in sorted(added - base_files):
-    with contextlib.suppress(OSError):
-      (git.folder / path).unlink()  # Written, and not yet known to git.
+  result = git.run("reset", "--hard", "--quiet", base)
+  if not result.returncode:
+    for path in sorted(absent):
+      with contextlib.suppress(OSError):
+        (git.folder / path).unlink()  # Written, and not yet known to git.
+    return ""
+  head = git.run("rev-parse", "HEAD").stdout.decode("ascii", "replace").strip()
+  changed = git.run("status", "--porcelain", "--untracked-files=no")
+  if (
+      head == base
+      and not changed.returncode
+      and not changed.stdout
+      and not state.exists()
+      and not any(os.path.lexists(git.folder / path) for path in absent)
+  ):
+    return ""  # git am has not changed anything either.
+  return git_lib.reason(result)

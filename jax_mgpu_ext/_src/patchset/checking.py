@@ -68,7 +68,7 @@ def status(
   Raises:
     PatchError: `releases.toml` is missing or malformed.
   """
-  known = series.read_releases(patches or series.DEFAULT)
+  known = series.read_releases(patches or series.default_folder())
   slugs = series.supported_hooks() if slugs is None else slugs
   rows = []
   for release in dict.fromkeys((*slugs, *known)):
@@ -116,7 +116,7 @@ def check(
     PatchError: `releases.toml` is missing or malformed, the release is unknown,
       or git is missing.
   """
-  patches = patches or series.DEFAULT
+  patches = patches or series.default_folder()
   known = series.read_releases(patches)
   slugs = series.supported_hooks() if slugs is None else slugs
   if release is not None:

@@ -17,7 +17,6 @@ from jax_mgpu_ext._src.patchset import exporting
 from jax_mgpu_ext._src.patchset import overlaying
 from jax_mgpu_ext._src.patchset import problems
 from jax_mgpu_ext._src.patchset import rebasing
-from jax_mgpu_ext._src.patchset import series
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,47 +64,72 @@ def _terminable():
     signal.signal(signal.SIGTERM, previous)
 
 
+def _folder(text: str) -> pathlib.Path:
+  """Reads a folder; Path would take an empty string for the current one."""
+  return pathlib.Path(_text(text))
+
+
+def _text(text: str) -> str:
+  if not text:
+    raise argparse.ArgumentTypeError("is empty")
+  return text
+
+
 def _parser() -> argparse.ArgumentParser:
   parser = _Parser(
       prog="patchset", description="Works on the patches against JAX."
   )
+  patches_help = (
+      "the folder of patches (default: that of this clone, or else ./patches)"
+  )
   parser.add_argument(
       "--patches",
-      type=pathlib.Path,
-      default=series.DEFAULT,
-      help="the folder of patches (default: that of this clone)",
+      type=_folder,
+      metavar="DIR",
+      help=patches_help,
   )
   commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
   def add(name, function, text):
     command = commands.add_parser(name, help=text, description=text)
     command.set_defaults(function=function)
+    command.add_argument(
+        "--patches",
+        type=_folder,
+        metavar="DIR",
+        default=argparse.SUPPRESS,  # What is said before the verb stays.
+        help=patches_help,
+    )
     return command
 
   def add_folder(command, option, text, required=False):
     command.add_argument(
-        option, type=pathlib.Path, metavar="DIR", help=text, required=required
+        option, type=_folder, metavar="DIR", help=text, required=required
     )
 
   jax_help = "a folder that holds the package jax (default: the installed one)"
 
   add("status", _status, "shows hook and patch of each slug and release")
   command = add("check", _check, "checks the patches")
-  command.add_argument("--release", help="only this JAX release")
+  command.add_argument("--release", type=_text, help="only this JAX release")
   add_folder(command, "--jax", jax_help)
   command = add("apply", _apply, "commits the patches to a git checkout of JAX")
   add_folder(command, "--tree", "the top of a git checkout", required=True)
-  command.add_argument("--release", help="default: what the tree says it is")
+  command.add_argument(
+      "--release", type=_text, help="default: what the tree says it is"
+  )
   command = add("overlay", _overlay, "makes a patched copy of installed JAX")
   add_folder(command, "--out", "an empty or new folder", required=True)
   add_folder(command, "--jax", jax_help)
   command = add("export", _export, "writes commits back to the patches")
   add_folder(command, "--tree", "the top of a git checkout", required=True)
-  command.add_argument("--release", required=True)
-  command.add_argument("--base", help="the commit below the first patch")
+  command.add_argument("--release", type=_text, required=True)
+  command.add_argument(
+      "--base", type=_text, help="the commit below the first patch"
+  )
   command = add("rebase", _rebase, "applies a series to another release")
-  command.add_argument("from_release", metavar="FROM")
-  command.add_argument("to_release", metavar="TO")
+  command.add_argument("from_release", type=_text, metavar="FROM")
+  command.add_argument("to_release", type=_text, metavar="TO")
   add_folder(
       command, "--out", "an empty or new folder, for a repository to work in",
       required=True,
@@ -189,14 +213,20 @@ def _rebase(args) -> int:
   if done.unneeded:
     print(f"not needed any more: {', '.join(done.unneeded)}")
   if done.conflict is None:
-    print(f"next: patchset export --tree {folder} --release {done.release}")
+    print(
+        f"next: tools/patchset.py export --tree {folder} --release"
+        f" {done.release}"
+    )
     return 0
   for place in done.conflict.places:
     print(f"conflict in {done.conflict.slug}: {place}")
   if not done.three_way:
     print("the texts that the series was made for are not here: --from-tree")
   print(f"not tried: {', '.join(done.remaining) or 'none'}")
-  print(f"next: mend the files in {folder}, git add them, git am --continue")
+  print(
+      f"next: mend the files in {folder}, git add them, git am --continue; or,"
+      " if the release has the change itself, git am --skip"
+  )
   print(
       f"patchset: {done.conflict.slug} does not apply to JAX {done.release}; it"
       f" is left in {done.folder}",

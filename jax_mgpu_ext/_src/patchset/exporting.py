@@ -56,13 +56,14 @@ def export(
     tree: The top of a git checkout.
     release: The JAX release; it must have a table in `releases.toml`.
     patches: The folder of patches; by default that of the clone.
-    base: The commit below the first patch; by default the release's tag, and
-      without one the first commit, from the top, that has no `Hook:` trailer.
+    base: The commit below the first patch, with the files that the release's
+      table has hashes of; by default the release's tag, and without one the
+      first commit, from the top, that has no `Hook:` trailer.
 
   Raises:
     PatchError: A commit is no legal patch, or the tree will not do.
   """
-  patches = patches or series.DEFAULT
+  patches = patches or series.default_folder()
   item = series.find_release(patches, release)
   git = applying.checkout(tree)
   start = _base(git, item, base)
@@ -103,17 +104,22 @@ def export(
 
 
 def _base(git: git_lib.Git, release: series.Release, base: str | None) -> str:
-  names = (base,) if base else (f"refs/tags/{release.tag}",)
-  for name in names:
-    result = git.run("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-    commit = result.stdout.decode("ascii", "replace").strip()
-    if result.returncode:
-      if base:
-        raise problems.PatchError(f"{git.folder} has no commit {base}")
-    elif git.run("merge-base", "--is-ancestor", commit, "HEAD").returncode == 0:
-      return commit
-    elif base:
+  name = f"refs/tags/{release.tag}" if base is None else base
+  result = git.run("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+  commit = result.stdout.decode("ascii", "replace").strip()
+  found = not result.returncode
+  below = found and not git.run(
+      "merge-base", "--is-ancestor", commit, "HEAD"
+  ).returncode
+  if base is not None:
+    if not found:
+      raise problems.PatchError(f"{git.folder} has no commit {base}")
+    if not below:
       raise problems.PatchError(f"{base} is not below HEAD in {git.folder}")
+    _require_release(git, commit, release, "is not JAX {}: {} differs")
+    return commit
+  if below:
+    return commit
   log = git.out(
       "log", "--first-parent", "--max-count=1000", "-z",
       "--format=%H%x01%(trailers:key=Hook,valueonly)", "HEAD",
@@ -121,20 +127,24 @@ def _base(git: git_lib.Git, release: series.Release, base: str | None) -> str:
   for entry in log.decode("utf-8", "replace").split("\0"):
     commit, _, hook = entry.strip("\n").partition("\x01")
     if not hook.strip():
-      _require_release(git, commit, release)
+      _require_release(
+          git, commit, release,
+          "has no trailer 'Hook: ', and is not JAX {} either: {} differs; name"
+          " the base",
+      )
       return commit
   raise problems.PatchError(f"{git.folder} has nothing below the patches")
 
 
-def _require_release(git, commit, release) -> None:
-  """Refuses a commit that is not the release, so must be an unmarked patch."""
+def _require_release(git, commit, release, text) -> None:
+  """Refuses a commit that is not the release; `text` takes release and file."""
   for path, expected in release.sha256.items():
     data = git.run("cat-file", "blob", f"{commit}:{path}").stdout
     if hashlib.sha256(data).hexdigest() != expected:
       subject = git.line("show", "--no-patch", "--format=%s", commit)
       raise problems.PatchError(
-          f"commit {commit[:12]} ({subject}) has no trailer 'Hook: ', and is"
-          f" not JAX {release.release} either: {path} differs; name the base"
+          f"commit {commit[:12]} ({subject})"
+          f" {text.format(release.release, path)}"
       )
 
 
@@ -217,9 +227,10 @@ def _write(files: Mapping[pathlib.Path, bytes | None]):
   before = {p: p.read_bytes() if p.is_file() else None for p in files}
   changed = [path for path, data in files.items() if data != before[path]]
   made = [f for f in {path.parent for path in changed} if not f.exists()]
+  current = None
   try:
-    for path in changed:
-      _replace(path, files[path])
+    for current in changed:
+      _replace(current, files[current])
   except BaseException as e:
     with git_lib.deferred_interrupts():
       for path in changed:
@@ -230,7 +241,7 @@ def _write(files: Mapping[pathlib.Path, bytes | None]):
           folder.rmdir()
     if isinstance(e, OSError):
       raise problems.PatchError(
-          f"cannot write {e.filename}: {e.strerror}"
+          f"cannot write {current}: {problems.os_reason(e)}"
       ) from e
     raise
   written = [path for path in changed if files[path] is not None]

@@ -71,7 +71,7 @@ def overlay(
     PatchError: The folder will not do, there are no patches for this JAX, they
       are not as they should be, or the patched copy cannot be imported.
   """
-  patches = patches or series.DEFAULT
+  patches = patches or series.default_folder()
   root = (root or sources.installed_root()).resolve()
   item = series.find_release(patches, sources.version_of(root))
   read = series.load(item)
@@ -159,7 +159,7 @@ def filled(out: pathlib.Path) -> Iterator[pathlib.Path]:
       _remove(ours, None if existed else out)
     if isinstance(e, OSError):  # And shutil's errors, which are of that type.
       raise problems.PatchError(
-          f"cannot write to {out}: {e.strerror or e}"
+          f"cannot write to {out}: {problems.os_reason(e)}"
       ) from e
     raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import functools
+import shutil
 from typing import Any
 
 
@@ -34,6 +35,15 @@ class Problem:
     return f"{place}: {self.text}"
 
 
+def os_reason(error: OSError) -> str:
+  """Returns why the system refused; of many files, for the first one only."""
+  if isinstance(error, shutil.Error) and error.args:
+    entries = error.args[0]
+    if isinstance(entries, list) and entries:
+      return str(entries[0][-1])  # Source, target, reason.
+  return error.strerror or str(error)
+
+
 def reports_os_errors(function: Callable[..., Any]) -> Callable[..., Any]:
   """Makes a function raise `PatchError` where a file or folder will not do."""
 
@@ -43,6 +53,6 @@ def reports_os_errors(function: Callable[..., Any]) -> Callable[..., Any]:
       return function(*args, **kwargs)
     except OSError as e:
       place = f"{e.filename}: " if e.filename else ""
-      raise PatchError(f"{place}{e.strerror or e}") from e
+      raise PatchError(f"{place}{os_reason(e)}") from e
 
   return wrapper

@@ -86,7 +86,7 @@ def rebase(
   Raises:
     PatchError: An argument will not do, or the series is not as it should be.
   """
-  patches = patches or series.DEFAULT
+  patches = patches or series.default_folder()
   old = series.find_release(patches, from_release)
   new = series.find_release(patches, to_release)
   if old.release == new.release:

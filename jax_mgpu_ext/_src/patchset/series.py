@@ -17,7 +17,7 @@ from jax_mgpu_ext._src.patchset import problems
 
 RELEASES = "releases.toml"
 SERIES = "series"
-# Where a clone has them; an installed plugin has none.
+# Where a clone has them; an installed plugin has none, see `default_folder`.
 DEFAULT = pathlib.Path(__file__).resolve().parents[3] / "patches"
 
 _FOLDER = re.compile(r"jax-\d+(?:\.\d+)+")
@@ -44,6 +44,14 @@ class Release:
   sha256: Mapping[str, str]
 
 
+def default_folder() -> pathlib.Path:
+  """Returns the clone's folder of patches, or that of the current folder."""
+  here = pathlib.Path("patches")
+  if not (DEFAULT / RELEASES).is_file() and (here / RELEASES).is_file():
+    return here
+  return DEFAULT
+
+
 def read_releases(patches: pathlib.Path) -> dict[str, Release]:
   """Returns the releases that have a folder, by release, oldest first.
 
@@ -57,7 +65,7 @@ def read_releases(patches: pathlib.Path) -> dict[str, Release]:
     raise problems.PatchError(
         f"expected the folder of patches with {RELEASES}, got {patches}"
         f" ({getattr(e, 'strerror', None) or e}); patches come with a clone of"
-        " the repository"
+        " the repository: name its folder with --patches DIR"
     ) from e
   except tomllib.TOMLDecodeError as e:
     raise problems.PatchError(f"{path}: {e}") from e

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import hashlib
 import importlib.util
+import os
 import pathlib
 import re
 
@@ -117,6 +118,11 @@ def _state(release, patches, root, path, data) -> str:
         f"{series.RELEASES} has no sha256 of {path} for {release.name}"
     )
   if is_base:
+    if data is None and os.path.lexists(root / path):  # A broken link.
+      raise problems.PatchError(
+          f"{root} has another {path} already, a link to nothing, which"
+          f" {steps[0][0]} would add"
+      )
     return ""
   for name, change in reversed(steps):
     if found == change.new:
