@@ -312,11 +312,15 @@ def unregister_spec(cls: type[Any]) -> None:
   _forget()
 
 
+@functools.cache
 def _patched_core() -> Any:
-  """Returns JAX's module if it has a registry of its own, by our git patches."""
-  core = sys.modules.get(_MOSAIC_CORE)
-  native = getattr(core, "register_spec", None)
-  return None if native in (None, register_spec) else core
+  """Returns JAX's module if it has a registry of its own, by our git patches.
+
+  Asked for every new spec, and the same for as long as the process lives.
+  """
+  aval_table.builtin_entries()  # Imports the module.
+  core = sys.modules[_MOSAIC_CORE]
+  return core if hasattr(core.pallas_core, "_spec_aval_rules") else None
 
 
 def _as_function(
