@@ -197,17 +197,11 @@ def _undo() -> tuple[list[tuple[Any, Any]], list[str]]:
   Returns:
     Pairs (ours, JAX's) of what was put back, and the names of what could not.
   """
-  interrupt = None
-  while True:
-    try:
-      result = _undo_once()
-      break
-    except KeyboardInterrupt as e:
-      # JAX must not be left half changed; the interrupt comes right after.
-      interrupt = e
-  if interrupt is not None:
-    raise interrupt
-  return result
+  try:
+    return _undo_once()
+  except KeyboardInterrupt:
+    _undo()  # JAX must not be left half changed; the interrupt comes after.
+    raise
 
 
 def _undo_once() -> tuple[list[tuple[Any, Any]], list[str]]:
