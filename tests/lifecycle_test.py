@@ -563,6 +563,42 @@ class EngineTest(absltest.TestCase):
         assert hooks.is_active()
     """)
 
+  def test_a_block_that_begins_while_the_last_one_ends(self):
+    # Whichever of the two comes first, the hooks are on in the new block, and
+    # the import of Pallas is still watched for.
+    out = child.check_output("""
+        import os
+        os.environ["JAX_MGPU_EXT"] = "off"
+        import threading
+        import jax_mgpu_ext
+        from jax_mgpu_ext import hooks
+        from jax_mgpu_ext._src.hooks import import_hook
+        entered, leave = threading.Event(), threading.Event()
+        states = []
+        def block():
+          with hooks.activated():
+            entered.set()
+            leave.wait(60)
+            from jax.experimental.pallas import mosaic_gpu as plgpu
+            states.extend(s.state for s in hooks.status())
+        thread = threading.Thread(target=block)
+        unwatch = import_hook.unwatch
+        def slow_unwatch():
+          import_hook.unwatch = unwatch
+          thread.start()
+          entered.wait(1)  # In vain, if the end of a block is one step.
+          unwatch()
+        import_hook.unwatch = slow_unwatch
+        with hooks.activated():
+          pass
+        assert entered.wait(60)
+        leave.set()
+        thread.join()
+        assert not hooks.is_active()
+        print(set(states) - {"not needed"})
+    """)
+    self.assertEqual(out.strip(), "{'applied'}")
+
   def test_an_interrupt_at_any_line_leaves_all_or_nothing(self):
     # Ctrl-C at every line of the engine, its ledger and the hooks, one by one.
     out = child.check_output(_INTERRUPTS)

@@ -162,6 +162,10 @@ def _activate(is_block: bool) -> None:
       if fresh:
         for ledger in _engine.ledgers.values():
           replaced += ledger.replaced()
+    if is_first:
+      # Again, since a deactivation in another thread may have stopped the
+      # watch after it was begun above.
+      import_hook.watch(TRIGGERS)
     late.warn_of_stale(replaced, "activated")
   except BaseException:
     if is_first:  # Otherwise it was active before, and stays so.
@@ -184,8 +188,18 @@ def deactivate() -> None:
   What somebody else has replaced since then is left as it is, with a
   `ForeignPatchWarning` that names it; call it again when that is undone.
   """
-  import_hook.unwatch()
+  _deactivate(is_block=False)
+
+
+def _deactivate(is_block: bool) -> None:
   with _lock:
+    # A block that begins in another thread must see either the count that this
+    # one still is part of, or inactive hooks, and never what lies between.
+    if is_block and _engine.blocks != 1:
+      if _engine.blocks:
+        _engine.blocks -= 1
+      return
+    import_hook.unwatch()
     replaced, foreign = _undo()
   late.warn_of_foreign(foreign)
   late.warn_of_stale(replaced, "deactivated")
@@ -232,12 +246,7 @@ def activated() -> Iterator[None]:
   try:
     yield
   finally:
-    with _lock:
-      is_last = _engine.blocks == 1
-      if _engine.blocks:
-        _engine.blocks -= 1
-    if is_last:
-      deactivate()
+    _deactivate(is_block=True)
 
 
 def is_active() -> bool:
