@@ -51,25 +51,20 @@ class Derived(Base):
 
 class LedgerTest(absltest.TestCase):
 
-  def test_attributes_items_and_order(self):
+  def test_attributes_and_order(self):
     module = types.ModuleType("m")
     module.f = _original
-    table = {"a": 1}
     ledger = ledger_lib.Ledger()
     ledger.set_attr(module, "f", _other)
     ledger.set_attr(module, "f", _same)
     ledger.set_attr(module, "added", 3)
-    ledger.set_item(table, "a", 2)
-    ledger.set_item(table, "b", 5)
     self.assertIs(module.f, _same)
-    self.assertEqual(table, {"a": 2, "b": 5})
     self.assertEqual(
         ledger.replaced(), [(_original, _other), (_other, _same)]
     )
     ledger.rollback()
     self.assertIs(module.f, _original)
     self.assertFalse(hasattr(module, "added"))
-    self.assertEqual(table, {"a": 1})
     ledger.rollback()  # Nothing is left to undo.
     self.assertIs(module.f, _original)
 
@@ -103,19 +98,19 @@ class LedgerTest(absltest.TestCase):
     self.assertIs(alias.own, _original)
 
   def test_foreign_patches_stay_until_they_are_gone(self):
-    module, table = types.ModuleType("m"), {"a": 1}
-    module.f = _original
+    module = types.ModuleType("m")
+    module.f, module.g = _original, 1
     ledger = ledger_lib.Ledger()
     ledger.set_attr(module, "f", _same)
-    ledger.set_item(table, "a", 2)
-    module.f, table["a"] = _other, 3
-    self.assertEqual(ledger.rollback(), [".a", "m.f"])
+    ledger.set_attr(module, "g", 2)
+    module.f, module.g = _other, 3
+    self.assertEqual(ledger.rollback(), ["m.g", "m.f"])
     self.assertIs(module.f, _other)
-    self.assertEqual(table, {"a": 3})
-    module.f, table["a"] = _same, 2  # The others have cleaned up.
+    self.assertEqual(module.g, 3)
+    module.f, module.g = _same, 2  # The others have cleaned up.
     self.assertEqual(ledger.rollback(), [])
     self.assertIs(module.f, _original)
-    self.assertEqual(table, {"a": 1})
+    self.assertEqual(module.g, 1)
 
   def test_a_foreign_alias_stays_until_it_is_gone(self):
     source, alias = types.ModuleType("s"), types.ModuleType(_MODULE)

@@ -18,46 +18,37 @@ _MISSING = object()
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Entry:
-  """One replacement: `owner.key` or `owner[key]`, and what stood there.
+  """One replacement: `owner.name`, and what stood there.
 
   Attributes:
-    owner: A module, a class or a dictionary; for an alias the name of a module,
-      which need not have been imported yet.
+    owner: A module or a class; for an alias the name of a module, which need
+      not have been imported yet.
   """
 
   owner: Any
-  key: Any
-  kind: str  # `attribute`, `item` or `alias`.
+  name: str
+  is_alias: bool
   original: Any
   value: Any
 
   def __str__(self) -> str:
-    owner = self.owner if self.kind == "alias" else getattr(
-        self.owner, "__name__", ""
-    )
-    return f"{owner}.{self.key}"
+    owner = self.owner if self.is_alias else self.owner.__name__
+    return f"{owner}.{self.name}"
 
   def _holder(self) -> Any:
-    return sys.modules.get(self.owner) if self.kind == "alias" else self.owner
+    return sys.modules.get(self.owner) if self.is_alias else self.owner
 
   def read(self) -> Any:
-    if self.kind == "item":
-      return self.owner.get(self.key, _MISSING)
-    return vars(self._holder() or object).get(self.key, _MISSING)
+    return vars(self._holder() or object).get(self.name, _MISSING)
 
   def write(self, value: Any) -> None:
-    if self.kind != "item":
-      if value is _MISSING:
-        delattr(self._holder(), self.key)
-      else:
-        setattr(self._holder(), self.key, value)
-    elif value is _MISSING:
-      del self.owner[self.key]
+    if value is _MISSING:
+      delattr(self._holder(), self.name)
     else:
-      self.owner[self.key] = value
+      setattr(self._holder(), self.name, value)
 
   def make(self) -> None:
-    if self.kind != "alias" or self.read() is self.original:
+    if not self.is_alias or self.read() is self.original:
       self.write(self.value)
 
   def restore(self) -> bool:
@@ -67,7 +58,7 @@ class _Entry:
       self.write(self.original)
     elif found is not self.original:
       # An alias that is not bound has nothing to be restored.
-      return self.kind == "alias" and found is _MISSING
+      return self.is_alias and found is _MISSING
     return True
 
 
@@ -111,15 +102,10 @@ class Ledger:
     # The raw attribute, not `getattr`: a descriptor bound by `getattr` is not
     # what has to be put back, and an inherited one must not be copied down.
     original = vars(owner).get(name, _MISSING)
-    self._make(_Entry(owner, name, "attribute", original, value))
+    self._make(_Entry(owner, name, False, original, value))
     for alias in aliases:
       module_name, _, alias_name = alias.partition(":")
-      self._make(_Entry(module_name, alias_name, "alias", original, value))
-
-  def set_item(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
-    """Sets `mapping[key]`, which need not exist yet."""
-    original = mapping.get(key, _MISSING)
-    self._make(_Entry(mapping, key, "item", original, value))
+      self._make(_Entry(module_name, alias_name, True, original, value))
 
   def _make(self, entry: _Entry) -> None:
     self._entries.append(entry)
@@ -130,7 +116,7 @@ class Ledger:
     return [
         (entry.original, entry.value)
         for entry in self._entries
-        if entry.kind == "attribute" and entry.original is not _MISSING
+        if not entry.is_alias and entry.original is not _MISSING
     ]
 
   def rollback(self) -> list[str]:
