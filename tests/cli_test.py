@@ -127,6 +127,13 @@ def _environ(extra: dict[str, str] | None = None) -> dict[str, str]:
   }
 
 
+def _wait_for(path: pathlib.Path) -> None:
+  """Returns when a file is there, or after a minute."""
+  deadline = time.monotonic() + 60
+  while not path.exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+
+
 class CliTest(parameterized.TestCase):
 
   @classmethod
@@ -460,9 +467,7 @@ class CliTest(parameterized.TestCase):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-      deadline = time.monotonic() + 60
-      while not started.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+      _wait_for(started)
       process.send_signal(number)
       stdout, stderr = process.communicate(timeout=60)
     self.assertEqual((stdout, stderr), ("", f"mgpu-ext: {says}\n"))
@@ -502,9 +507,7 @@ class CliTest(parameterized.TestCase):
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-      deadline = time.monotonic() + 60
-      while not started.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+      _wait_for(started)
       process.send_signal(signal.SIGHUP)
       _, stderr = process.communicate(timeout=60)
     self.assertIn("no cases in 'hup.py'", stderr)
