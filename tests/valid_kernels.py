@@ -45,6 +45,29 @@ def named_scratch():
   ), (_zeros(128),)
 
 
+def keyword_specs():
+  """Every constructor with its arguments by keyword, and in between."""
+  def kernel(x, o, whole, half, tiled, one, many):
+    del half, tiled, one, many
+    whole[...] = x[...]
+    o[...] = whole[...]
+  return plgpu.kernel(
+      kernel, out_type=array(),
+      scratch_types=[
+          plgpu.SMEM(shape=(128,), dtype=F32),
+          plgpu.SMEM((128,), dtype=jnp.float16),
+          plgpu.SMEM(
+              dtype=jnp.float16, shape=[64, 64], transforms=list(_TILED)
+          ),
+          plgpu.Barrier(num_arrivals=1, num_barriers=(2,)),
+          plgpu.RefUnion(
+              plgpu.SMEM(dtype=F32, shape=(128,)),
+              [plgpu.SMEM((8, 128), dtype=jnp.float16)],
+          ),
+      ],
+  ), (_zeros(128),)
+
+
 def nested_scratch():
   def kernel(x, o, pair, rest):
     buffer, done = pair
@@ -213,7 +236,7 @@ def plain_pallas_call():
 
 
 KERNELS = (
-    copy, named_scratch, nested_scratch, cluster_exchange, object_axis,
-    tiled_multicast, wgmma, run_scoped, ref_union, semaphore, several_outputs,
+    copy, named_scratch, keyword_specs, nested_scratch, cluster_exchange,
+    object_axis, tiled_multicast, wgmma, run_scoped, ref_union, semaphore, several_outputs,
     vmapped, pipeline, plain_pallas_call,
 )

@@ -110,7 +110,7 @@ def _wrap_call(original):
   def __call__(self, *args, **kwargs):
     if args or "shape" in kwargs:
       shape = args[0] if args else kwargs["shape"]
-      if isinstance(args[1:2] and args[1], (tuple, list)):
+      if len(args) > 1 and isinstance(args[1], (tuple, list)):
         raise _swapped_error(self.name, *args[:2])
       _check_shape(shape, self.name)
     return original(self, *args, **kwargs)
