@@ -17,10 +17,14 @@ LAYERS = (
     {"config", "releases", "targets"},
     {"spec_text", "aval_table", "avals", "partition", "catalog"},
     {"hooks", "specs"},
+    {
+        "aot", "budget", "budget_rows", "child_server", "children",
+        "kernel_calls", "programs", "refusals",
+    },
     {"check_cases", "kernels", "patchset"},
     {
-        "check", "check_child", "check_interpreter", "check_pool",
-        "check_sources", "check_stages", "check_worker", "programs",
+        "check", "check_interpreter", "check_pool",
+        "check_sources", "check_stages", "check_worker",
     },
     {"doctor", "gpu_probe", "installed"},
     {"report", "streams"},

@@ -1,7 +1,7 @@
 """Checks several cases at a time, each in a child process.
 
 A pool has as many threads as cases are checked at a time; each of them talks to
-one worker (`check_child`).
+one worker (`check_worker`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import dataclasses
 import threading
 import time
 
-from jax_mgpu_ext._src import check_child
 from jax_mgpu_ext._src import check_sources
+from jax_mgpu_ext._src import children
 from jax_mgpu_ext._src.check_cases import CaseResult
 from jax_mgpu_ext._src.check_cases import StageResult
 from jax_mgpu_ext._src.check_cases import UsageError
@@ -52,6 +52,31 @@ def result(task: Task, stages: Sequence[StageResult]) -> CaseResult:
   )
 
 
+class PoolClosed(Exception):
+  """A worker was asked for after the pool was closed."""
+
+
+class Worker(children.Child):
+  """A child process that checks cases, bound to a source.
+
+  Attributes:
+    source: What it imports.
+    loaded: Whether it has done so.
+  """
+
+  def __init__(self, source: check_sources.Source):
+    super().__init__(
+        "jax_mgpu_ext._src.check_worker",
+        env={
+            "JAX_PLATFORMS": "cpu",
+            # Hidden frames would hide who raised a NotImplementedError.
+            "JAX_TRACEBACK_FILTERING": "off",
+        },
+    )
+    self.source = source
+    self.loaded = False
+
+
 class Pool:
   """Threads that each talk to one worker at a time.
 
@@ -63,8 +88,8 @@ class Pool:
     self._jobs = jobs
     self.executor = concurrent.futures.ThreadPoolExecutor(jobs)
     self._lock = threading.Lock()
-    self._idle: list[check_child.Worker] = []
-    self._busy: list[check_child.Worker] = []
+    self._idle: list[Worker] = []
+    self._busy: list[Worker] = []
     self._closed = False
 
   def __enter__(self) -> Pool:
@@ -85,10 +110,10 @@ class Pool:
   def map(self, function, items) -> list:
     return list(self.executor.map(function, items))
 
-  def _take(self, source: check_sources.Source) -> check_child.Worker:
+  def _take(self, source: check_sources.Source) -> Worker:
     with self._lock:
       if self._closed:
-        raise check_child.PoolClosed()
+        raise PoolClosed()
       # Somebody else may have killed one meanwhile.
       stale = [worker for worker in self._idle if worker.has_ended()]
       for worker in stale:
@@ -100,13 +125,13 @@ class Pool:
         if self._idle and len(self._idle) + len(self._busy) >= self._jobs:
           stale.append(self._idle.pop(0))
         # Under the lock, so that closing the pool misses no worker.
-        worker = check_child.Worker(source)
+        worker = Worker(source)
       self._busy.append(worker)
     for other in stale:
       other.close()
     return worker
 
-  def _give_back(self, worker: check_child.Worker, healthy: bool) -> None:
+  def _give_back(self, worker: Worker, healthy: bool) -> None:
     with self._lock:
       if self._closed:
         return  # Whoever closes the pool sees to it.
@@ -127,17 +152,17 @@ class Pool:
     finally:
       self._give_back(worker, healthy)
 
-  def _load(self, worker: check_child.Worker) -> list[Task]:
+  def _load(self, worker: Worker) -> list[Task]:
     source = worker.source
     worker.request("load", source=dataclasses.asdict(source))
     try:
       event = worker.event(time.monotonic() + _LOAD_TIMEOUT_S)
-    except check_child.WorkerDied as died:
+    except children.ChildDied as died:
       last = worker.take_output().rpartition("\n")[2]
       raise UsageError(
           f"cannot import {source.shown!r}: {died}" + (last and f" ({last})")
       ) from died
-    except check_child.WorkerTimeout as timeout:
+    except children.ChildTimeout as timeout:
       raise UsageError(
           f"cannot import {source.shown!r}: it takes more than"
           f" {_LOAD_TIMEOUT_S:g} s"
@@ -176,7 +201,7 @@ class Pool:
 
   def _run(
       self,
-      worker: check_child.Worker,
+      worker: Worker,
       task: Task,
       stages: Sequence[str],
       limit_s: float,
@@ -200,10 +225,10 @@ class Pool:
           results.append(result)
         elif event["event"] == "done":
           return event["clean"]
-    except check_child.WorkerTimeout as timeout:
+    except children.ChildTimeout as timeout:
       message = f"not done within the time limit of {limit_s:g} s"
       details = "\n".join(timeout.lines)
-    except check_child.WorkerDied as died:
+    except children.ChildDied as died:
       message, details = str(died), ""
     failed = StageResult(
         stage=stage,

@@ -19,20 +19,16 @@ Events:
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import importlib
-import json
 import os
-import queue
-import signal
 import sys
-import threading
 import time
 import traceback
 from typing import Any
 
 from jax_mgpu_ext._src import check_cases
 from jax_mgpu_ext._src import check_sources
+from jax_mgpu_ext._src import child_server
 from jax_mgpu_ext._src.check_cases import KernelCase
 from jax_mgpu_ext._src.check_cases import STAGES
 from jax_mgpu_ext._src.check_cases import StageFailed
@@ -41,62 +37,35 @@ from jax_mgpu_ext._src.check_cases import StageSkipped
 from jax_mgpu_ext._src.check_cases import UsageError
 
 
-class _Worker:
+class _Worker(child_server.Server):
 
   def __init__(self, request_fd: int, event_fd: int):
-    self._request_fd = request_fd
-    self._event_fd = event_fd
-    self._send_lock = threading.Lock()
-    self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    self._pid = os.getpid()
+    super().__init__(request_fd, event_fd)
     self._cases: dict[tuple[str, str], KernelCase] = {}
 
-  def serve(self) -> None:
-    # A thread reads, so that a parent that died is noticed, and a diagnosis
-    # can be given, even while a case hangs.
-    threading.Thread(target=self._read, daemon=True).start()
-    while True:
-      request = self._requests.get()
-      if request["do"] == "load":
-        self._load(check_sources.Source(**request["source"]))
-      else:
-        case = self._cases[request["module"], request["case"]]
-        self._run(case, request["stages"])
+  def carry_out(self, request: dict[str, Any]) -> None:
+    if request["do"] == "load":
+      self._load(check_sources.Source(**request["source"]))
+    else:
+      case = self._cases[request["module"], request["case"]]
+      self._run(case, request["stages"])
 
-  def _read(self) -> None:
-    with os.fdopen(self._request_fd) as requests:
-      for line in requests:
-        request = json.loads(line)
-        if request["do"] == "diagnose":
-          self._send("diagnosis", lines=_diagnose())
-        else:
-          self._requests.put(request)
-    # The parent has gone, so everything that the cases started goes, too.
-    if os.getpgrp() == self._pid:
-      os.killpg(self._pid, signal.SIGKILL)
-    os._exit(1)
-
-  def _send(self, event: str, **fields: Any) -> None:
-    if os.getpid() != self._pid:
-      # A case forked, and the copy came all the way back here.
-      os._exit(0)
-    data = (json.dumps({"event": event, **fields}) + "\n").encode()
-    with self._send_lock:
-      while data:
-        data = data[os.write(self._event_fd, data) :]
+  def diagnose(self) -> list[str]:
+    module = sys.modules.get("jax_mgpu_ext._src.check_interpreter")
+    return module.waiting_threads() if module is not None else []
 
   def _load(self, source: check_sources.Source) -> None:
     try:
       cases = check_sources.load(source)
     except UsageError as error:
-      self._send("unusable", message=str(error))
+      self.send("unusable", message=str(error))
       return
     if cases:
       # Here, since it is slow, and the time limit of a case is for the case.
       import jax_mgpu_ext._src.check_stages  # pylint: disable=unused-import,g-import-not-at-top
     self._cases = {(module, case.name): case for module, case in cases}
-    _flush()
-    self._send(
+    child_server.flush()
+    self.send(
         "loaded",
         cases=[
             {
@@ -113,14 +82,14 @@ class _Worker:
   def _run(self, case: KernelCase, stages: list[str]) -> None:
     clean = True
     for stage in stages:
-      self._send("start", stage=stage)
+      self.send("start", stage=stage)
       result, stage_clean = run_stage(stage, case)
       clean &= stage_clean
-      _flush()
-      self._send("stage", result=dataclasses.asdict(result))
+      child_server.flush()
+      self.send("stage", result=dataclasses.asdict(result))
       if result.state == "failed":
         break
-    self._send("done", clean=clean)
+    self.send("done", clean=clean)
 
 
 def run_stage(stage: str, case: KernelCase) -> tuple[StageResult, bool]:
@@ -186,26 +155,7 @@ def _traceback(error: BaseException) -> str:
   return "".join(traceback.format_list(shown or frames[-2:])).rstrip()
 
 
-def _diagnose() -> list[str]:
-  module = sys.modules.get("jax_mgpu_ext._src.check_interpreter")
-  try:
-    return module.waiting_threads() if module is not None else []
-  except Exception:  # pylint: disable=broad-exception-caught
-    return []  # The thread that asks must live on.
-
-
-def _flush() -> None:
-  for stream in (sys.stdout, sys.stderr):
-    try:
-      stream.flush()
-    except (AttributeError, OSError, ValueError):  # A case closed it.
-      pass
-
-
 def main(request_fd: int, event_fd: int) -> None:
   """Serves requests until the parent closes its end, or kills the process."""
-  for fd in (request_fd, event_fd):
-    os.set_inheritable(fd, False)
-  faulthandler.enable(all_threads=False)
   check_cases.in_worker = True
   _Worker(request_fd, event_fd).serve()

@@ -1,12 +1,16 @@
-"""Child processes that check cases, seen from the parent.
+"""Child processes that carry out requests, seen from the parent.
 
-Every worker runs below a guard (`programs`): it always ends as a whole, with
-whatever the code of the cases started, at the latest with the parent, and
-Ctrl-C at a terminal reaches only the parent, which then ends them.
+Requests go down one pipe and events come up another, as lines of JSON; what the
+child prints is kept apart. `child_server` is the other side.
+
+Every child runs below a guard (`programs`): it always ends as a whole, with
+whatever it started, at the latest with the parent, and Ctrl-C at a terminal
+reaches only the parent, which then ends it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import json
 import os
 import select
@@ -18,12 +22,11 @@ import time
 from typing import Any
 
 from jax_mgpu_ext._src import programs
-from jax_mgpu_ext._src.check_sources import Source
 
-# How much of what a worker prints is kept, in bytes: the last part.
+# How much of what a child prints is kept, in bytes: the last part.
 _OUTPUT_BYTES = 4096
 _DIAGNOSIS_S = 2.0
-# How often to look whether the worker still lives: its end of the pipe may be
+# How often to look whether the child still lives: its end of the pipe may be
 # open in a process that it started. Also below what `poll` takes, 24 days.
 _LOOK_S = 1.0
 
@@ -31,20 +34,20 @@ _LOOK_S = 1.0
 # hide the standard library's; the root comes last, for those who did not
 # install the package.
 _BOOT = """\
-import sys
+import importlib, sys
 sys.path.append(sys.argv[1])
-from jax_mgpu_ext._src import check_worker
-check_worker.main(int(sys.argv[2]), int(sys.argv[3]))
+module = importlib.import_module(sys.argv[2])
+module.main(int(sys.argv[3]), int(sys.argv[4]))
 """
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
-class WorkerDied(Exception):
-  """The worker's process ended by itself; the text says how."""
+class ChildDied(Exception):
+  """The child's process ended by itself; the text says how."""
 
 
-class WorkerTimeout(Exception):
-  """The worker said nothing within the time limit.
+class ChildTimeout(Exception):
+  """The child said nothing within the time limit.
 
   Attributes:
     lines: What its threads were doing, as far as it could tell.
@@ -55,21 +58,19 @@ class WorkerTimeout(Exception):
     self.lines = lines
 
 
-class PoolClosed(Exception):
-  """A worker was asked for after the pool was closed."""
+class Child:
+  """A child process that runs the `main` of a module of ours."""
 
+  def __init__(self, module: str, *, env: Mapping[str, str]):
+    """Starts it.
 
-class Worker:
-  """One child process, bound to a source.
+    Args:
+      module: The module, by its full name.
+      env: Environment variables that it gets beside those of this process.
 
-  Attributes:
-    source: What it imports.
-    loaded: Whether it has done so.
-  """
-
-  def __init__(self, source: Source):
-    self.source = source
-    self.loaded = False
+    Raises:
+      OSError: The system does not let us.
+    """
     self._unread = b""
     self._output = b""
     self._output_lock = threading.Lock()
@@ -80,18 +81,13 @@ class Worker:
       self._program = programs.Program(
           [
               sys.executable, "-u", "-P", "-c", _BOOT,
-              _ROOT, str(request_read), str(event_write),
+              _ROOT, module, str(request_read), str(event_write),
           ],
           stdin=subprocess.DEVNULL,
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           pass_fds=(request_read, event_write),
-          env={
-              **os.environ,
-              "JAX_PLATFORMS": "cpu",
-              # Hidden frames would hide who raised a NotImplementedError.
-              "JAX_TRACEBACK_FILTERING": "off",
-          },
+          env={**os.environ, **env},
       )
     except BaseException:
       os.close(self._request_fd)
@@ -111,7 +107,7 @@ class Worker:
         self._output = (self._output + data)[-_OUTPUT_BYTES:]
 
   def request(self, do: str, **fields: Any) -> None:
-    """Sends a request; a worker that has ended is noticed at `event`."""
+    """Sends a request; a child that has ended is noticed at `event`."""
     try:
       os.write(
           self._request_fd, (json.dumps({"do": do, **fields}) + "\n").encode()
@@ -129,8 +125,8 @@ class Worker:
       The event.
 
     Raises:
-      WorkerDied: If the process ended.
-      WorkerTimeout: If nothing came in time; the worker should be killed.
+      ChildDied: If the process ended.
+      ChildTimeout: If nothing came in time; the child should be killed.
     """
     event = self._read(deadline)
     if event is None:
@@ -139,8 +135,8 @@ class Worker:
       until = time.monotonic() + _DIAGNOSIS_S
       while (late := self._read(until)) is not None:
         if late["event"] == "diagnosis":
-          raise WorkerTimeout(late["lines"])
-      raise WorkerTimeout([])
+          raise ChildTimeout(late["lines"])
+      raise ChildTimeout([])
     return event
 
   def _read(self, deadline: float) -> dict[str, Any] | None:
@@ -152,11 +148,11 @@ class Worker:
         return None
       if not poll.poll(min(left_s, _LOOK_S) * 1000):
         if self.has_ended() and not poll.poll(0):
-          raise WorkerDied(self._ending())
+          raise ChildDied(self._ending())
         continue
       data = os.read(self._event_fd, 65536)
       if not data:
-        raise WorkerDied(self._ending())
+        raise ChildDied(self._ending())
       self._unread += data
     line, _, self._unread = self._unread.partition(b"\n")
     return json.loads(line)
@@ -189,7 +185,7 @@ class Worker:
     return output.decode(errors="replace").strip()
 
   def hang_up(self) -> None:
-    """Starts to kill the worker, without waiting for its end."""
+    """Starts to kill the child, without waiting for its end."""
     with self._kill_lock:
       self._program.hang_up()
 
@@ -200,7 +196,7 @@ class Worker:
     self._drain.join(1.0)
 
   def close(self) -> None:
-    """Kills the worker, and gives its file descriptors back."""
+    """Kills the child, and gives its file descriptors back."""
     self.kill()
     if not self._drain.is_alive():  # Else somebody who got away prints.
       self._process.stdout.close()
