@@ -16,11 +16,11 @@ import dataclasses
 import functools
 import sys
 from typing import Any
-import weakref
 
 from jax_mgpu_ext._src import aval_table
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
+from jax_mgpu_ext._src import weak_cache
 
 _MOSAIC_CORE = "jax._src.pallas.mosaic_gpu.core"
 
@@ -42,7 +42,7 @@ def ref_aval(spec: Any) -> Any:
     SpecError: The object describes no ref; says what to write instead. Also an
       instance of the exception that JAX raises for it.
   """
-  known = _known.get(id(spec))
+  known = _known.known.get(id(spec))
   # The identity may be that of a spec that is gone.
   if known is not None and known[0]() is spec:
     return known[1]
@@ -59,29 +59,12 @@ def ref_aval(spec: Any) -> Any:
         ),
     )
   if entry.cached:
-    key = _Key(spec, _drop)
-    key.identity = id(spec)
-    _known[key.identity] = (key, aval)
+    _known.put(spec, aval)
   return aval
 
 
-class _Key(weakref.ref):
-  """A weak reference that knows its place in `_known`."""
-
-  __slots__ = ("identity",)
-
-
-def _drop(key: _Key) -> None:
-  known = _known.get(key.identity)
-  if known is not None and known[0] is key:
-    del _known[key.identity]
-
-
-# The ref avals of live specs. By identity, since that costs the least and works
-# for specs that cannot be hashed; weak, since an autotuner makes specs without
-# end. Safe in threads: each step is one operation on a dict, and two threads
-# that miss at once store equal avals.
-_known: dict[int, tuple[_Key, Any]] = {}
+# The ref avals of live specs.
+_known = weak_cache.IdentityCache()
 
 
 def array_aval(spec: Any) -> Any:

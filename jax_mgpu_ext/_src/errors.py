@@ -127,6 +127,10 @@ class RegistrationError(SpecError, TypeError):
   """A `register_spec` or `unregister_spec` call that cannot be honoured."""
 
 
+class UsageError(Exception):
+  """Something asked for that cannot be done at all; one line of text."""
+
+
 class ConfigError(ValueError):
   """An environment variable of ours with a value that is not legal.
 
@@ -135,6 +139,92 @@ class ConfigError(ValueError):
   """
 
   code = "MGPU090"
+
+
+class TargetError(ValueError):
+  """A target that is not known, or a file of targets that cannot be used.
+
+  Attributes:
+    code: The catalog code, `MGPU100`.
+    problem: The text without the code.
+  """
+
+  code = "MGPU100"
+
+  def __init__(self, problem: str):
+    super().__init__(problem)
+    self.problem = problem
+
+  def __str__(self) -> str:
+    return f"{self.problem} [{self.code}]"
+
+
+class AotUnavailableError(ImportError):
+  """Something that compiling without a GPU needs is not installed.
+
+  Attributes:
+    code: The catalog code, `MGPU110`.
+  """
+
+  code = "MGPU110"
+
+  def __str__(self) -> str:
+    return f"{super().__str__()} [{self.code}]"
+
+
+class NoKernelError(ValueError):
+  """A function that was to be compiled calls no Mosaic GPU kernel.
+
+  Attributes:
+    code: The catalog code, `MGPU115`.
+  """
+
+  code = "MGPU115"
+
+  def __str__(self) -> str:
+    return f"{super().__str__()} [{self.code}]"
+
+
+class CompileError(RuntimeError):
+  """The compiler did not accept a kernel, or ended while compiling it.
+
+  Attributes:
+    code: The catalog code, `MGPU114`.
+    target: Name of the target.
+    output: The compiler's last words, several lines, maybe none.
+  """
+
+  code = "MGPU114"
+
+  def __init__(self, problem: str, target: str = "", output: str = ""):
+    super().__init__(problem, target, output)
+    self.problem = problem
+    self.target = target
+    self.output = output
+
+  def __str__(self) -> str:
+    words = f"{self.problem} [{self.code}]"
+    if self.output:
+      words += f"\n{self.output}"
+    return words
+
+
+class CompilerCrashError(CompileError):
+  """The compiler's process ended: an assertion of LLVM, a signal."""
+
+  code = "MGPU111"
+
+
+class CompileTimeoutError(CompileError, TimeoutError):
+  """Compiling took longer than its time limit."""
+
+  code = "MGPU112"
+
+
+class CompileMemoryError(CompileError, MemoryError):
+  """Compiling took more memory than its limit."""
+
+  code = "MGPU113"
 
 
 class HookRefusedError(RuntimeError):
@@ -149,6 +239,10 @@ class HookRefusedError(RuntimeError):
 
 class LateActivationWarning(RuntimeWarning):
   """Modules outside JAX still hold objects from before the activation."""
+
+
+class CompileCacheWarning(RuntimeWarning):
+  """Compiled kernels could not be kept on disk."""
 
 
 class ForeignPatchWarning(RuntimeWarning):

@@ -169,6 +169,13 @@ def output_of(command: Sequence[str], timeout_s: float = 15.0) -> str:
   return output if process.returncode == 0 else ""
 
 
+def num_cores() -> int:
+  """Returns how many cores this process may use."""
+  if hasattr(os, "sched_getaffinity"):  # Not on macOS.
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
 # From here on: what runs as the guard.
 
 

@@ -102,30 +102,6 @@ class Target:
     """Whether it has `tcgen05` and with it tensor memory."""
     return self.tmem_columns > 0
 
-  def blocks_of(
-      self, *, smem_bytes: int, threads: int, registers_per_thread: int = 0
-  ) -> int:
-    """Returns how many blocks a multiprocessor can hold; 0 if not even one.
-
-    Args:
-      smem_bytes: Shared memory of a block, without what is reserved for it.
-      threads: Threads of a block.
-      registers_per_thread: Registers of a thread; 0 leaves them out.
-    """
-    limits = [
-        self.blocks_per_sm,
-        self.threads_per_sm // threads,
-        self.smem_bytes_per_sm
-        // (smem_bytes + self.smem_bytes_reserved_per_block),
-    ]
-    if threads > self.threads_per_block or smem_bytes > self.smem_bytes_per_block:
-      return 0
-    if registers_per_thread:
-      # Warps get registers in units of 256 (CUDA Occupancy Calculator).
-      of_warp = -(-registers_per_thread * 32 // 256) * 256
-      limits.append(self.registers_per_sm // (of_warp * -(-threads // 32)))
-    return min(limits)
-
   def xla_target_config(self) -> str:
     """Returns XLA's description of the GPU (`GpuTargetConfigProto`, as text)."""
     major, minor = self.compute_capability
