@@ -15,7 +15,11 @@ def run(
     code: str, *args: str, env: dict[str, str] | None = None, timeout_s=120.0
 ) -> subprocess.CompletedProcess:
   """Runs a snippet; variables of ours that the parent has do not reach it."""
-  clean = {k: v for k, v in os.environ.items() if not k.startswith("JAX_MGPU")}
+  clean = {
+      name: value
+      for name, value in os.environ.items()
+      if not name.startswith("JAX_MGPU") or name == "JAX_MGPU_EXT_CACHE_DIR"
+  }
   paths = [str(_ROOT), *filter(None, [clean.get("PYTHONPATH")])]
   return subprocess.run(
       [sys.executable, "-c", textwrap.dedent(code), *args],

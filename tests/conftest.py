@@ -1,7 +1,8 @@
-"""What absl's own test runner does and pytest does not."""
+"""What absl's own test runner does and pytest does not, and a place to write to."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 
 from absl import flags
@@ -13,3 +14,5 @@ def pytest_sessionstart(session):
   folder = tempfile.TemporaryDirectory(prefix="mgpu-ext-tests-")
   session.config.add_cleanup(folder.cleanup)
   flags.FLAGS(["pytest", f"--test_tmpdir={folder.name}"])
+  # What the tests compile is not kept among what the user has compiled.
+  os.environ["JAX_MGPU_EXT_CACHE_DIR"] = os.path.join(folder.name, "compiled")

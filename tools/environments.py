@@ -23,7 +23,7 @@ import interpreters
 from interpreters import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXTRAS = "test"
+EXTRAS = "aot,dask,test"
 STAMP = "mgpu-ext-environment.json"
 
 _LIST_PACKAGES = """
@@ -125,7 +125,7 @@ class Environment:
     say(
         f"{self.folder.name} {fault}: making it with Python"
         f" {self.interpreter.version} and JAX {self.release} (this downloads"
-        " some 200 MB)"
+        " some 400 MB)"
     )
     start = time.monotonic()
     _clear(self.folder)

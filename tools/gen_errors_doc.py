@@ -80,6 +80,8 @@ def _section(
   lines.append("**How it happens**\n\n" + _bullets(entry.situations))
   lines.append("**What to do**\n\n" + _bullets(entry.fixes))
   suffix = " (a whole program)" if entry.alone else ""
+  if entry.extra:
+    suffix = f" (a whole program; needs the extra `{entry.extra}`)"
   lines.append(f"**Before**{suffix}\n\n```python\n{entry.before}\n```\n\n")
   lines.append(f"**After**\n\n```python\n{entry.after}\n```\n\n")
   if entry.facts:

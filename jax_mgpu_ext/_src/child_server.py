@@ -6,7 +6,6 @@ and error belong to whatever code the requests run.
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import queue
@@ -42,12 +41,15 @@ class Server:
 
   def serve(self) -> None:
     """Never returns: the process ends when the parent closes its end."""
-    faulthandler.enable(all_threads=False)
     # A thread reads, so that a parent that died is noticed, and a diagnosis
     # can be given, even while a request hangs.
     threading.Thread(target=self._read, daemon=True).start()
     while True:
-      self.carry_out(self._requests.get())
+      self.carry_out(self.next_request())
+
+  def next_request(self) -> dict[str, Any]:
+    """Waits for the next request."""
+    return self._requests.get()
 
   def _read(self) -> None:
     with os.fdopen(self._request_fd) as requests:

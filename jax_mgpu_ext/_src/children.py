@@ -23,8 +23,6 @@ from typing import Any
 
 from jax_mgpu_ext._src import programs
 
-# How much of what a child prints is kept, in bytes: the last part.
-_OUTPUT_BYTES = 4096
 _DIAGNOSIS_S = 2.0
 # How often to look whether the child still lives: its end of the pipe may be
 # open in a process that it started. Also below what `poll` takes, 24 days.
@@ -59,7 +57,13 @@ class ChildTimeout(Exception):
 
 
 class Child:
-  """A child process that runs the `main` of a module of ours."""
+  """A child process that runs the `main` of a module of ours.
+
+  Attributes:
+    output_bytes: How much of what it prints is kept: the last part.
+  """
+
+  output_bytes = 4096
 
   def __init__(self, module: str, *, env: Mapping[str, str]):
     """Starts it.
@@ -104,7 +108,7 @@ class Child:
     assert self._process.stdout is not None
     while data := os.read(self._process.stdout.fileno(), 65536):
       with self._output_lock:
-        self._output = (self._output + data)[-_OUTPUT_BYTES:]
+        self._output = (self._output + data)[-self.output_bytes :]
 
   def request(self, do: str, **fields: Any) -> None:
     """Sends a request; a child that has ended is noticed at `event`."""

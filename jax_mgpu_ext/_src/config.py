@@ -9,6 +9,7 @@ from jax_mgpu_ext._src import errors
 
 MODE_VARIABLE = "JAX_MGPU_EXT"
 DISABLE_VARIABLE = "JAX_MGPU_EXT_DISABLE"
+CACHE_DIR_VARIABLE = "JAX_MGPU_EXT_CACHE_DIR"
 MODES = ("on", "off", "strict")
 
 
@@ -51,3 +52,21 @@ def settings(known_slugs: tuple[str, ...]) -> Settings:
         f" {', '.join(known_slugs)} [{errors.ConfigError.code}]"
     )
   return Settings(mode=mode, disabled=disabled)
+
+
+def cache_dir() -> str | None:
+  """Returns the folder that the environment names for compiled kernels.
+
+  Raises:
+    ConfigError: It is not an absolute path.
+  """
+  named = os.environ.get(CACHE_DIR_VARIABLE, "").strip()
+  if not named:
+    return None
+  if not os.path.isabs(named):
+    raise errors.ConfigError(
+        f"{CACHE_DIR_VARIABLE} must be an absolute path, got"
+        f" {CACHE_DIR_VARIABLE}={named!r}. Unset it or write the whole path"
+        f" [{errors.ConfigError.code}]"
+    )
+  return named

@@ -109,6 +109,17 @@ def _missing(distribution: str, extra: str) -> Iterator[str]:
 
 def find_tool(name: str) -> Iterator[Tool]:
   """Yields every copy of a program: of PyPI, of CUDA, and on PATH."""
+  path = None
+  for path in tool_paths(name):
+    output = programs.output_of([path, "--version"])
+    match = re.search(r"\bV(\d+(?:\.\d+)+)", output)
+    yield Tool(name=name, path=path, version=match[1] if match else "")
+  if path is None:
+    yield Tool(name=name, path=None)
+
+
+def tool_paths(name: str) -> list[str]:
+  """Returns where a program is, each copy once, the likeliest first."""
   spec = util.find_spec("nvidia")
   folders = list(spec.submodule_search_locations or ()) if spec else []
   paths = [p for f in folders for p in sorted(glob.glob(f"{f}/*/bin/{name}"))]
@@ -119,9 +130,4 @@ def find_tool(name: str) -> Iterator[Tool]:
   if on_path := shutil.which(name):
     paths.append(on_path)
   found = {os.path.realpath(p): p for p in paths if os.access(p, os.X_OK)}
-  for path in found.values():
-    output = programs.output_of([path, "--version"])
-    match = re.search(r"\bV(\d+(?:\.\d+)+)", output)
-    yield Tool(name=name, path=path, version=match[1] if match else "")
-  if not found:
-    yield Tool(name=name, path=None)
+  return list(found.values())

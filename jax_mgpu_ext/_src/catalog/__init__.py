@@ -74,6 +74,7 @@ class Entry:
     since: First JAX release on which the example applies; empty for all.
     alone: Whether the example is a whole program rather than a snippet that
       follows `PRELUDE`.
+    extra: The extra of this package that the example needs; empty for none.
     says: Pieces of the message, `{}` standing for a value.
     meaning: What is wrong.
     when: At which moment it is raised, and what JAX alone does there.
@@ -92,6 +93,7 @@ class Entry:
   hook: str = ""
   since: str = ""
   alone: bool = False
+  extra: str = ""
   says: tuple[str, ...]
   meaning: str
   when: str
