@@ -17,10 +17,13 @@ from jax_mgpu_ext._src import hooks as _hooks
 from jax_mgpu_ext._src import launch as _launch
 
 if TYPE_CHECKING:
+  from jax_mgpu_ext import aot as aot
   from jax_mgpu_ext import avals as avals
+  from jax_mgpu_ext import budget as budget
   from jax_mgpu_ext import check as check
   from jax_mgpu_ext import hooks as hooks
   from jax_mgpu_ext import kernels as kernels
+  from jax_mgpu_ext import targets as targets
   from jax_mgpu_ext._src.avals import array_aval as array_aval
   from jax_mgpu_ext._src.avals import array_avals as array_avals
   from jax_mgpu_ext._src.avals import ref_aval as ref_aval
@@ -50,10 +53,13 @@ _PUBLIC = {
     "unregister_spec": "_src.avals",
     "SpecError": "_src.errors",
     "kernel_case": "_src.check",
+    "aot": "",
     "avals": "",
+    "budget": "",
     "check": "",
     "hooks": "",
     "kernels": "",
+    "targets": "",
 }
 
 __all__ = tuple(_PUBLIC)

@@ -164,7 +164,9 @@ class OutcomesTest(parameterized.TestCase):
     cls.stdout = io.StringIO()
     with contextlib.redirect_stdout(cls.stdout):
       cls.results = check.run(
-          [_CASES], on_progress=lambda *counts: cls.progress.append(counts)
+          [_CASES],
+          stages=["specs", "interpret"],
+          on_progress=lambda *counts: cls.progress.append(counts),
       )
     cls.left_over = _running_with(cls.mark)
     cls.by_name = {result.name: result for result in cls.results}
@@ -281,7 +283,7 @@ class SelectorTest(parameterized.TestCase):
        r"'x\.py' declares two cases 'double', in lines 5 and 13: give"),
       ("bad_declaration", "x.py",
        _LIGHT.replace("inputs=", "targets='h1', inputs="),
-       r"cannot import 'x\.py': ValueError: Expected targets of h100"),
+       r"cannot import 'x\.py': TargetError: unknown target 'h1'"),
       ("checks_itself", "x.py",
        "from jax_mgpu_ext import check\n" + _LIGHT + "check.run([__file__])",
        r"cannot import 'x\.py': UsageError: a module that is being checked"),
@@ -599,8 +601,8 @@ class DeclarationTest(parameterized.TestCase):
       ("inputs", dict(inputs=3), TypeError, "inputs=3"),
       ("reference", dict(reference=None), TypeError, "reference=None"),
       ("factory", dict(factory=3), TypeError, "a kernel factory, got 3"),
-      ("target", dict(targets=("h1",)), ValueError, "of h100, h200, b200"),
-      ("no_target", dict(targets=()), ValueError, "of h100, h200, b200"),
+      ("target", dict(targets=("h1",)), ValueError, "h100, h100_pcie, h200"),
+      ("no_target", dict(targets=()), ValueError, "h100, h100_pcie, h200"),
       ("empty_name", dict(name=""), ValueError, "name"),
       ("colons", dict(name="a::b"), ValueError, "without '::'"),
       ("newline", dict(name="a\nb"), ValueError, "printable"),

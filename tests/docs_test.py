@@ -13,12 +13,14 @@ from jax_mgpu_ext._src import catalog
 from jax_mgpu_ext._src import config
 from jax_mgpu_ext._src import hooks
 from jax_mgpu_ext._src import releases
+from tests import aot_support
 from tests import child
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PAGES = (
     "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md",
     "docs/hooks.md", "docs/errors.md", "docs/terms.md", "docs/patch-policy.md",
+    "docs/compiling.md",
 )
 
 
@@ -66,7 +68,9 @@ class CompleteTest(absltest.TestCase):
 
   def test_every_variable_and_release(self):
     text = _read("README.md")
-    for name in (config.MODE_VARIABLE, config.DISABLE_VARIABLE):
+    for name in (
+        config.MODE_VARIABLE, config.DISABLE_VARIABLE, config.CACHE_DIR_VARIABLE
+    ):
       self.assertIn(f"`{name}`", text)
     for release in releases.SUPPORTED:
       self.assertIn(release, text)
@@ -90,11 +94,13 @@ class RunTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (page, number)
-      for page in ("README.md", "docs/hooks.md")
+      for page in ("README.md", "docs/hooks.md", "docs/compiling.md")
       for number in range(len(_snippets(page)))
   )
   def test_snippet(self, page, number):
     code = _snippets(page)[number]
+    if "import aot" in code and aot_support.why_not():
+      self.skipTest(aot_support.why_not())
     if 'collective_axes="x"' not in code:
       child.check_output(code)
       return

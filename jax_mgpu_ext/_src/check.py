@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
+import dataclasses
 import difflib
-import os
 
 from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src import check_options
 from jax_mgpu_ext._src import check_pool
 from jax_mgpu_ext._src import check_sources
+from jax_mgpu_ext._src import errors
+from jax_mgpu_ext._src import programs
+from jax_mgpu_ext._src import targets as targets_lib
 from jax_mgpu_ext._src.check_cases import CaseResult as CaseResult
 from jax_mgpu_ext._src.check_cases import kernel_case as kernel_case
 from jax_mgpu_ext._src.check_cases import KernelCase as KernelCase
@@ -21,6 +25,7 @@ from jax_mgpu_ext._src.check_cases import STAGES as STAGES
 from jax_mgpu_ext._src.check_cases import StageResult as StageResult
 from jax_mgpu_ext._src.check_cases import TARGETS as TARGETS
 from jax_mgpu_ext._src.check_cases import UsageError as UsageError
+from jax_mgpu_ext._src.check_options import Options as Options
 
 
 def run(
@@ -30,6 +35,8 @@ def run(
     timeout_s: float | None = None,
     stages: Sequence[str] | None = None,
     targets: Sequence[str] | None = None,
+    declared_only: bool = True,
+    options: Options = Options(),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[CaseResult]:
   """Checks the cases that the selectors stand for.
@@ -41,7 +48,10 @@ def run(
     jobs: How many cases to check at a time; default: one for each core.
     timeout_s: Time limit for a case, in seconds; default: the case's own.
     stages: Names of the stages to carry out; default: all.
-    targets: Only check cases for one of these devices; default: any.
+    targets: Only check cases for one of these targets, and only for these;
+      default: all that a case is for.
+    declared_only: Whether a case is left out for targets that it is not for.
+    options: What else is asked of the stages; its targets are not used.
     on_progress: Called in this thread with the number of cases done, and of
       all, when the latter is known and after each case.
 
@@ -59,9 +69,13 @@ def run(
         " imported: put the call below `if __name__ == '__main__':`"
     )
   wanted_stages = _choose("stage", stages, tuple(STAGES))
-  wanted_targets = _choose("target", targets, TARGETS)
+  for target in targets or ():
+    try:
+      targets_lib.get(target)
+    except errors.TargetError as e:
+      raise UsageError(str(e)) from e
   if jobs is None:
-    jobs = _num_cores()
+    jobs = programs.num_cores()
   num_jobs = check_cases.count(jobs)
   if num_jobs is None or num_jobs < 1:
     raise UsageError(f"expected at least 1 job, got {jobs!r}")
@@ -87,16 +101,24 @@ def run(
           f"there are no cases in {', '.join(repr(s.shown) for s in asked)}:"
           " declare one with jax_mgpu_ext.check.kernel_case"
       )
+    if options.emit:
+      _check_file_names(tasks)
     report(0, len(tasks))
 
     def check(task: check_pool.Task) -> CaseResult:
-      if not set(task.targets) & set(wanted_targets):
+      chosen = tuple(targets or task.targets)
+      if declared_only:
+        chosen = tuple(t for t in chosen if t in task.targets)
+      if not chosen:
         reason = f"the case is for {', '.join(task.targets)}"
         return check_pool.result(
             task, [check_pool.skipped(s, reason) for s in wanted_stages]
         )
       limit_s = task.timeout_s if timeout_s is None else timeout_s
-      return pool.check(task, wanted_stages, limit_s)
+      return pool.check(
+          task, wanted_stages, limit_s,
+          dataclasses.replace(options, targets=chosen),
+      )
 
     futures = [pool.executor.submit(check, task) for task in tasks]
     for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
@@ -105,11 +127,16 @@ def run(
     return [future.result() for future in futures]
 
 
-def _num_cores() -> int:
-  """Returns how many cores this process may use."""
-  if hasattr(os, "sched_getaffinity"):  # Not on macOS.
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+def _check_file_names(tasks: Sequence[check_pool.Task]) -> None:
+  """Checks that no case would overwrite the files of another one."""
+  seen: dict[str, check_pool.Task] = {}
+  for task in tasks:
+    other = seen.setdefault(check_options.file_stem(task.name).lower(), task)
+    if other is not task:
+      raise UsageError(
+          f"{other.selector!r} and {task.selector!r} would be written to the same"
+          " files: compile one at a time"
+      )
 
 
 def _choose(

@@ -14,22 +14,24 @@ import operator
 import sys
 from typing import Any
 
-# Devices a case can be for.
-TARGETS = ("h100", "h200", "b200")
+from jax_mgpu_ext._src import targets as targets_lib
+from jax_mgpu_ext._src import texts
+from jax_mgpu_ext._src.errors import UsageError as UsageError
+
+# Targets that a case can be for, beside those of files of one's own.
+TARGETS = targets_lib.names()
 
 # A stage's name, and who carries it out, as "module:function"; in the order in
 # which a case goes through them. A further stage is a further line: its
-# function takes a `KernelCase`, and returns if the case passed, raises
-# `StageSkipped` with the reason if it cannot be carried out here, and anything
-# else if the case failed.
+# function takes a `KernelCase` and `Options`. It returns if the case passed,
+# maybe with data; raises `StageSkipped` with the reason if it cannot be carried
+# out here, and anything else if the case failed.
 STAGES: dict[str, str] = {
     "specs": "jax_mgpu_ext._src.check_stages:specs",
+    "budget": "jax_mgpu_ext._src.check_compile:budget",
     "interpret": "jax_mgpu_ext._src.check_stages:interpret",
+    "compile": "jax_mgpu_ext._src.check_compile:compile_case",
 }
-
-
-class UsageError(Exception):
-  """Something asked for that cannot be checked at all; one line of text."""
 
 
 class StageSkipped(Exception):
@@ -50,12 +52,16 @@ class StageFailed(Exception):
   Attributes:
     message: One line that says what is wrong.
     details: More lines, for the report.
+    data: What was found out all the same.
   """
 
-  def __init__(self, message: str, details: str = ""):
+  def __init__(
+      self, message: str, details: str = "", data: dict[str, Any] | None = None
+  ):
     super().__init__(message)
     self.message = message
     self.details = details
+    self.data = data or {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +74,7 @@ class StageResult:
     seconds: How long it took.
     message: One line: what is wrong, or why it was skipped.
     details: More lines: a traceback, what the case printed.
+    data: What the stage found out, as plain data: target -> numbers.
   """
 
   stage: str
@@ -75,6 +82,7 @@ class StageResult:
   seconds: float = 0.0
   message: str = ""
   details: str = ""
+  data: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def to_json(self) -> dict[str, Any]:
     return dataclasses.asdict(self)
@@ -182,29 +190,6 @@ class KernelCase:
     )
 
 
-# How much of other people's text is shown: a message, and the lines below it.
-MESSAGE_CHARS = 2000
-DETAILS_CHARS = 8000
-
-
-def text_of(error: object) -> str:
-  """Returns the text of an exception, whatever its `__str__` does."""
-  try:
-    return str(error)
-  except BaseException as own:  # pylint: disable=broad-exception-caught
-    return f"(its own text cannot be had: {type(own).__name__})"
-
-
-def shorten(text: str, chars: int = MESSAGE_CHARS) -> str:
-  """Leaves out the middle of a text that is too long."""
-  if len(text) <= chars:
-    return text
-  tail = chars // 3  # The place that an error comes from is often there.
-  head = chars - tail
-  left_out = len(text) - chars
-  return f"{text[:head]} [... {left_out} characters ...] {text[-tail:]}"
-
-
 def number(key: str, value: Any, *, positive: bool = False) -> float:
   """Returns the value of an argument that is a number, as a plain one.
 
@@ -230,7 +215,7 @@ def number(key: str, value: Any, *, positive: bool = False) -> float:
     if 0 <= plain < math.inf and (plain or not positive):
       return plain
   raise ValueError(
-      f"Expected a positive number, got {key}={shorten(_repr(value), 200)}"
+      f"Expected a positive number, got {key}={texts.shorten(_repr(value), 200)}"
   )
 
 
@@ -280,7 +265,7 @@ def kernel_case(
       kernel's arguments.
     reference: Called with the arguments, returns what the kernel must: a tree
       of arrays of the same shapes and kinds of type.
-    targets: Devices the kernel is for, of `TARGETS`.
+    targets: What the kernel is for: names of `TARGETS`, or `file.toml::name`.
     name: The case's name; default: that of the factory.
     rtol: Relative tolerance; default: none.
     atol: Absolute tolerance; default: none, so values must be equal.
@@ -305,13 +290,15 @@ def kernel_case(
       raise TypeError(f"Expected a function, got {key}={value!r}")
   try:
     targets = (targets,) if isinstance(targets, str) else tuple(targets)
-    legal = bool(targets) and all(t in TARGETS for t in targets)
+    legal = bool(targets) and all(isinstance(t, str) for t in targets)
   except (TypeError, ValueError):  # No sequence, or one of arrays.
     legal = False
   if not legal:
     raise ValueError(
         f"Expected targets of {', '.join(TARGETS)}, got {targets=}"
     )
+  for target in targets:
+    targets_lib.get(target)
   rtol, atol = number("rtol", rtol), number("atol", atol)
   timeout_s = number("timeout_s", timeout_s, positive=True)
   if params is None:

@@ -24,7 +24,7 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret import params as interpret_params
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory
 
-from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src import texts
 
 _RACE = "RACE DETECTED"
 _FOLDERS = tuple(
@@ -115,7 +115,7 @@ class Watch:
 
   def race(self, error: BaseException | None = None) -> str | None:
     """Returns the text of the first race, or None if there is none."""
-    if error is not None and _RACE in (text := check_cases.text_of(error)):
+    if error is not None and _RACE in (text := texts.text_of(error)):
       return _without_clocks(text)
     if self.races:
       return _without_clocks(self.races[0])
@@ -149,7 +149,7 @@ def unsupported(error: BaseException) -> str | None:
   frames = list(traceback.walk_tb(error.__traceback__))
   if not frames or not frames[-1][0].f_code.co_filename.startswith(_FOLDERS):
     return None
-  text = check_cases.text_of(error)
+  text = texts.text_of(error)
   said = re.search(r"not (\(?yet\)? )?(supported|implemented)", text, re.I)
   if not isinstance(error, NotImplementedError) and not (
       isinstance(error, (AssertionError, ValueError)) and said
@@ -228,5 +228,5 @@ def _shorten(place: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-  text = check_cases.text_of(error).strip().split("\n")[0]
+  text = texts.text_of(error).strip().split("\n")[0]
   return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -17,6 +17,7 @@ from jax_mgpu_ext._src import children
 from jax_mgpu_ext._src.check_cases import CaseResult
 from jax_mgpu_ext._src.check_cases import StageResult
 from jax_mgpu_ext._src.check_cases import UsageError
+from jax_mgpu_ext._src.check_options import Options
 
 # For importing a source, which is no part of any case's time; in seconds.
 _LOAD_TIMEOUT_S = 60.0
@@ -178,7 +179,11 @@ class Pool:
     ]
 
   def check(
-      self, task: Task, stages: Sequence[str], limit_s: float
+      self,
+      task: Task,
+      stages: Sequence[str],
+      limit_s: float,
+      options: Options = Options(),
   ) -> CaseResult:
     """Sends one case through the stages, in a worker."""
     worker = self._take(task.source)
@@ -188,7 +193,7 @@ class Pool:
       if not worker.loaded:
         self._load(worker)
       worker.take_output()
-      healthy = self._run(worker, task, stages, limit_s, results)
+      healthy = self._run(worker, task, stages, limit_s, options, results)
     except UsageError as error:  # It could be imported before, but not again.
       results.append(
           StageResult(stage=stages[0], state="failed", message=str(error))
@@ -205,12 +210,17 @@ class Pool:
       task: Task,
       stages: Sequence[str],
       limit_s: float,
+      options: Options,
       results: list[StageResult],
   ) -> bool:
     """Fills `results`, and returns whether the worker may be used again."""
     started = stage_started = time.monotonic()
     worker.request(
-        "run", module=task.module, case=task.name, stages=list(stages)
+        "run",
+        module=task.module,
+        case=task.name,
+        stages=list(stages),
+        options=options.to_json(),
     )
     stage = stages[0]
     try:

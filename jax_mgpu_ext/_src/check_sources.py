@@ -10,15 +10,12 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import importlib
-import importlib.machinery
-import importlib.util
 import os
 import pkgutil
-import sys
-import traceback
 from types import ModuleType
 
 from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src import loading
 from jax_mgpu_ext._src.check_cases import KernelCase
 from jax_mgpu_ext._src.check_cases import UsageError
 
@@ -59,7 +56,7 @@ def parse(selector: str) -> tuple[Source, str | None]:
         f"{selector!r} is no selector: expected FILE.py, FILE.py::CASE, MODULE"
         " or MODULE::CASE"
     )
-  if os.path.isdir(head) and (os.sep in head or not _is_dotted(head)):
+  if os.path.isdir(head) and (os.sep in head or not loading.is_dotted(head)):
     raise UsageError(
         f"{head!r} is a folder: expected a Python file or a module"
     )
@@ -76,7 +73,7 @@ def parse(selector: str) -> tuple[Source, str | None]:
           f" ({e.strerror})"
       ) from e
     return Source(kind="file", target=target, shown=head), case
-  if not _is_dotted(head):
+  if not loading.is_dotted(head):
     raise UsageError(f"{head!r} is neither a file nor the name of a module")
   return Source(kind="module", target=head, shown=head), case
 
@@ -89,10 +86,6 @@ def _split(selector: str) -> tuple[str, str | None]:
     if os.path.isfile(head):
       return head, "::".join(parts[count:]) if count < len(parts) else None
   return parts[0], "::".join(parts[1:]) if len(parts) > 1 else None
-
-
-def _is_dotted(name: str) -> bool:
-  return all(part.isidentifier() for part in name.split("."))
 
 
 def load(source: Source) -> list[tuple[str, KernelCase]]:
@@ -110,7 +103,7 @@ def load(source: Source) -> list[tuple[str, KernelCase]]:
   modules = []
   try:
     modules.extend(
-        [_import_file(source.target)]
+        [loading.import_file(source.target)]
         if source.kind == "file"
         else _import_modules(source.target)
     )
@@ -123,7 +116,7 @@ def load(source: Source) -> list[tuple[str, KernelCase]]:
     ):
       raise UsageError(f"there is no module {source.shown!r}") from error
     raise UsageError(
-        f"cannot import {source.shown!r}: {describe(error)}"
+        f"cannot import {source.shown!r}: {loading.describe(error)}"
     ) from error
   found = []
   for module in modules:
@@ -146,7 +139,7 @@ def load(source: Source) -> list[tuple[str, KernelCase]]:
 def _import_modules(name: str) -> Iterator[ModuleType]:
   # Last, so that a file in the current folder hides nothing that JAX needs.
   with contextlib.suppress(OSError):  # There may be no such folder any more.
-    _append_path(os.getcwd())
+    loading.append_path(os.getcwd())
   module = importlib.import_module(name)
   yield module
   if hasattr(module, "__path__"):
@@ -158,52 +151,3 @@ def _import_modules(name: str) -> Iterator[ModuleType]:
 
 def _raise(unused_name: str):
   raise  # pylint: disable=misplaced-bare-raise
-
-
-def _import_file(path: str) -> ModuleType:
-  folder, file = os.path.split(path)
-  names, root = [file.removesuffix(".py")], folder
-  while os.path.isfile(os.path.join(root, "__init__.py")):
-    root, _, name = root.rpartition(os.sep)
-    names.insert(0, name)
-  _append_path(root)
-  dotted = ".".join(names)
-  if len(names) > 1 and _is_dotted(dotted):
-    # Part of a package: its relative imports need the package's name.
-    module = importlib.import_module(dotted)
-    if os.path.realpath(module.__file__ or "") == path:
-      return module
-  # No name that another module could have, whatever the file is called.
-  name = "_mgpu_check_" + "".join(
-      c if c.isascii() and c.isalnum() else "_" for c in names[-1]
-  )
-  loader = importlib.machinery.SourceFileLoader(name, path)
-  spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-  assert spec is not None
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[name] = module
-  loader.exec_module(module)
-  return module
-
-
-def _append_path(folder: str) -> None:
-  if folder not in sys.path:
-    sys.path.append(folder)
-
-
-def describe(error: BaseException) -> str:
-  """Puts an exception and the place it comes from into one line."""
-  text = " ".join(check_cases.text_of(error).split())
-  text = check_cases.shorten(text)
-  if isinstance(error, SyntaxError):  # Its text has the place.
-    return f"{type(error).__name__}: {text}"
-  said = f"{type(error).__name__}: {text}" if text else type(error).__name__
-  frames = [
-      frame
-      for frame in traceback.extract_tb(error.__traceback__)
-      if not frame.filename.startswith("<frozen ")
-      and frame.filename not in (__file__, importlib.__file__)
-  ]
-  if not frames:
-    return said
-  return f"{said} ({frames[-1].filename}, line {frames[-1].lineno})"

@@ -1,8 +1,9 @@
 """What each stage does with a case; runs in a child process.
 
-A stage is a function of a `KernelCase`. It returns if the case passed, raises
-`StageSkipped` with the reason if it cannot be carried out here, `StageFailed`
-if it can say what is wrong, and lets any other exception of the case pass.
+A stage is a function of a `KernelCase` and `Options`. It returns if the case
+passed, raises `StageSkipped` with the reason if it cannot be carried out here,
+`StageFailed` if it can say what is wrong, and lets any other exception of the
+case pass.
 """
 
 from __future__ import annotations
@@ -16,29 +17,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_mgpu_ext import avals
-from jax_mgpu_ext._src import check_cases
 from jax_mgpu_ext._src import check_interpreter
+from jax_mgpu_ext._src import texts
 from jax_mgpu_ext._src.check_cases import KernelCase
 from jax_mgpu_ext._src.check_cases import StageFailed
 from jax_mgpu_ext._src.check_cases import StageSkipped
+from jax_mgpu_ext._src.check_options import Options
 
 
-def specs(case: KernelCase) -> None:
+def specs(case: KernelCase, options: Options) -> None:
   """Every spec has an aval; the kernel can be traced and lowered for CUDA."""
+  del options  # The same for every target.
   tree = case.make_specs()
   if tree is not None:
     avals.ref_avals(tree)
-  inputs = case.make_inputs(_rng(case))
-  kernel = _kernel(case, None)
+  inputs = make_inputs(case)
+  kernel = make_kernel(case, None)
   jax.jit(kernel).trace(*inputs).lower(lowering_platforms=("cuda",))
 
 
-def interpret(case: KernelCase) -> None:
+def interpret(case: KernelCase, options: Options) -> None:
   """In interpret mode the kernel is right, and free of races."""
-  inputs = case.make_inputs(_rng(case))
+  del options  # There are no targets in interpret mode.
+  inputs = make_inputs(case)
   # A copy: neither the kernel nor the reference may change the other's inputs.
   want = case.make_reference(*jax.tree.map(np.array, inputs))
-  kernel = _kernel(
+  kernel = make_kernel(
       case, check_interpreter.parameters(detect_races=case.detect_races)
   )
   with check_interpreter.Watch() as watch:
@@ -68,17 +72,23 @@ def _raise_cause(case, watch: check_interpreter.Watch, error: Exception):
   if cause is error or place is None:
     raise cause
   raise StageFailed(
-      f"{type(cause).__name__}: {check_cases.text_of(cause).strip()}",
+      f"{type(cause).__name__}: {texts.text_of(cause).strip()}",
       f"at {place}",
   ) from error
 
 
-def _rng(case: KernelCase) -> np.random.Generator:
-  """Returns a new generator, the same for each run of the same case."""
-  return np.random.default_rng(zlib.crc32(case.name.encode()))
+def make_inputs(case: KernelCase) -> tuple[Any, ...]:
+  """Returns the kernel's arguments, the same for each run of the same case."""
+  rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+  return case.make_inputs(rng)
 
 
-def _kernel(case: KernelCase, interpret: Any) -> Callable[..., Any]:
+def make_kernel(case: KernelCase, interpret: Any) -> Callable[..., Any]:  # pylint: disable=redefined-outer-name
+  """Returns a fresh kernel, for the GPU or for the interpreter.
+
+  Raises:
+    StageFailed: The factory returns something else.
+  """
   kernel = case.make_kernel(interpret)
   if not callable(kernel):
     raise StageFailed(

@@ -6,7 +6,7 @@ source for all its life, so that no module of one source meets those of another.
 
 Requests, from the parent:
   {"do": "load", "source": {...}}                      once, first
-  {"do": "run", "module": ..., "case": ..., "stages": [...]}
+  {"do": "run", "module": ..., "case": ..., "stages": [...], "options": {...}}
   {"do": "diagnose"}                                   while a case runs
 Events:
   {"event": "loaded", "cases": [...]} or {"event": "unusable", "message": ...}
@@ -19,6 +19,7 @@ Events:
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import importlib
 import os
 import sys
@@ -27,14 +28,17 @@ import traceback
 from typing import Any
 
 from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src import check_options
 from jax_mgpu_ext._src import check_sources
 from jax_mgpu_ext._src import child_server
+from jax_mgpu_ext._src import texts
 from jax_mgpu_ext._src.check_cases import KernelCase
 from jax_mgpu_ext._src.check_cases import STAGES
 from jax_mgpu_ext._src.check_cases import StageFailed
 from jax_mgpu_ext._src.check_cases import StageResult
 from jax_mgpu_ext._src.check_cases import StageSkipped
 from jax_mgpu_ext._src.check_cases import UsageError
+from jax_mgpu_ext._src.check_options import Options
 
 
 class _Worker(child_server.Server):
@@ -48,7 +52,8 @@ class _Worker(child_server.Server):
       self._load(check_sources.Source(**request["source"]))
     else:
       case = self._cases[request["module"], request["case"]]
-      self._run(case, request["stages"])
+      options = check_options.from_json(request["options"])
+      self._run(case, request["stages"], options)
 
   def diagnose(self) -> list[str]:
     module = sys.modules.get("jax_mgpu_ext._src.check_interpreter")
@@ -79,11 +84,13 @@ class _Worker(child_server.Server):
         ],
     )
 
-  def _run(self, case: KernelCase, stages: list[str]) -> None:
+  def _run(
+      self, case: KernelCase, stages: list[str], options: Options
+  ) -> None:
     clean = True
     for stage in stages:
       self.send("start", stage=stage)
-      result, stage_clean = run_stage(stage, case)
+      result, stage_clean = run_stage(stage, case, options)
       clean &= stage_clean
       child_server.flush()
       self.send("stage", result=dataclasses.asdict(result))
@@ -92,12 +99,15 @@ class _Worker(child_server.Server):
     self.send("done", clean=clean)
 
 
-def run_stage(stage: str, case: KernelCase) -> tuple[StageResult, bool]:
+def run_stage(
+    stage: str, case: KernelCase, options: Options
+) -> tuple[StageResult, bool]:
   """Sends a case through one stage.
 
   Args:
     stage: Name of the stage.
     case: The case.
+    options: What is asked of the stage.
 
   Returns:
     What came of it, and whether the process is fit for another case.
@@ -110,31 +120,34 @@ def run_stage(stage: str, case: KernelCase) -> tuple[StageResult, bool]:
   jax.clear_caches()
   started = time.perf_counter()
   state, message, details, clean = "passed", "", "", True
+  data: dict[str, Any] | None = None
   try:
-    carry_out(case)
+    data = carry_out(case, options)
   except StageSkipped as skipped:
-    state, message = "skipped", check_cases.text_of(skipped)
+    state, message = "skipped", texts.text_of(skipped)
     clean = skipped.clean
   except StageFailed as failed:
     state = "failed"
-    message = check_cases.text_of(failed.message)
-    details = check_cases.text_of(failed.details)
+    message = texts.text_of(failed.message)
+    details = texts.text_of(failed.details)
+    data = failed.data
   except BaseException as error:  # pylint: disable=broad-exception-caught
     # SystemExit, too: a case must not end the worker.
     state, details = "failed", _traceback(error)
-    first, _, rest = check_cases.text_of(error).strip().partition("\n")
+    first, _, rest = texts.text_of(error).strip().partition("\n")
     message = f"{type(error).__name__}: {first}" if first else (
         type(error).__name__
     )
     if rest:
-      details += f"\n{check_cases.shorten(rest)}"
+      details += f"\n{texts.shorten(rest)}"
   result = StageResult(
       stage=stage,
       state=state,
       seconds=time.perf_counter() - started,
       # Megabytes of text help nobody, whether on a terminal or as JSON.
-      message=check_cases.shorten(message),
-      details=check_cases.shorten(details, check_cases.DETAILS_CHARS),
+      message=texts.shorten(message),
+      details=texts.shorten(details, texts.DETAILS_CHARS),
+      data=data or {},
   )
   return result, clean and state != "failed"
 
@@ -157,5 +170,6 @@ def _traceback(error: BaseException) -> str:
 
 def main(request_fd: int, event_fd: int) -> None:
   """Serves requests until the parent closes its end, or kills the process."""
+  faulthandler.enable(all_threads=False)
   check_cases.in_worker = True
   _Worker(request_fd, event_fd).serve()

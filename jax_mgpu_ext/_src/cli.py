@@ -23,6 +23,8 @@ from typing import Annotated, Any
 import typer
 
 import jax_mgpu_ext
+from jax_mgpu_ext._src import budget_commands
+from jax_mgpu_ext._src import compile_commands
 from jax_mgpu_ext._src import config
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import hooks as hooks_lib
@@ -53,10 +55,6 @@ app = typer.Typer(
 _Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead.")
 ]
-
-
-class CommandError(Exception):
-  """Something was asked for that cannot be done; the text says what and why."""
 
 
 class _Terminated(BaseException):
@@ -125,7 +123,7 @@ def _run(args: list[str]) -> int:
     sys.stdout.flush()
   except BrokenPipeError:
     status = streams.give_up_output()
-  except (CommandError, errors.ConfigError) as e:
+  except (errors.UsageError, errors.ConfigError) as e:
     status = _complain(str(e))
   except errors.HookRefusedError as e:
     status = _complain(str(e), status=1)
@@ -251,17 +249,14 @@ def check(
     on_progress = None
     if not as_json and sys.stdout.isatty() and sys.stderr.isatty():
       on_progress = stack.enter_context(streams.progress_bar())
-    try:
-      results = check_lib.run(
-          selectors or (),
-          jobs=jobs,
-          timeout_s=timeout_s,
-          stages=stage,
-          targets=target,
-          on_progress=on_progress,
-      )
-    except check_lib.UsageError as e:
-      raise CommandError(str(e)) from e
+    results = check_lib.run(
+        selectors or (),
+        jobs=jobs,
+        timeout_s=timeout_s,
+        stages=stage,
+        targets=target,
+        on_progress=on_progress,
+    )
   if as_json:
     _print_json(report.check_json(results))
   else:
@@ -288,7 +283,7 @@ def explain(
   """Tell what an error means and how to mend it."""
   query = " ".join(text or ()).strip()
   if list_all == bool(query):
-    raise CommandError(
+    raise errors.UsageError(
         "expected a code, a piece of a message, or --list, got"
         f" {'both' if query else 'none'}; see {PROGRAM} explain --help"
     )
@@ -323,7 +318,7 @@ def _look_up(query: str):
     pass
   if found := catalog.find(query):
     return found
-  raise CommandError(
+  raise errors.UsageError(
       f"expected a code or a piece of a message, got {query[:80]!r}, which"
       f" resembles none; {PROGRAM} explain --list shows all"
   )
@@ -382,6 +377,10 @@ def patches(context: typer.Context) -> None:
   from jax_mgpu_ext._src import patchset
 
   raise typer.Exit(patchset.main(context.args or ["--help"]))
+
+
+budget_commands.add_to(app)
+compile_commands.add_to(app)
 
 
 def _exit_for_hooks(states) -> None:

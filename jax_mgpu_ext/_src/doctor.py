@@ -16,12 +16,12 @@ import re
 import sys
 from typing import Any
 
-from jax_mgpu_ext._src import check_cases
 from jax_mgpu_ext._src import config
 from jax_mgpu_ext._src import gpu_probe
 from jax_mgpu_ext._src import hooks
 from jax_mgpu_ext._src import installed
 from jax_mgpu_ext._src import releases
+from jax_mgpu_ext._src import texts
 
 PACKAGES = (
     installed.DISTRIBUTION,
@@ -143,7 +143,7 @@ def is_strict() -> bool:
 
 def one_line(error: BaseException) -> str:
   """Returns an exception as one line."""
-  text = " ".join(check_cases.text_of(error).split())
+  text = " ".join(texts.text_of(error).split())
   name = type(error).__name__
   return f"{name}: {text}" if text else name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TYPE_CHECKING
 
-from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src import texts
 from jax_mgpu_ext._src.check_cases import CaseResult
 from jax_mgpu_ext._src.streams import printable
 
@@ -71,7 +71,7 @@ def print_check(
                 None,
                 (
                     printable(stage.message),
-                    printable(stage.details, check_cases.DETAILS_CHARS),
+                    printable(stage.details, texts.DETAILS_CHARS),
                 ),
             )
         )

@@ -9,7 +9,7 @@ import re
 import sys
 from typing import Any, TYPE_CHECKING
 
-from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src import texts
 
 if TYPE_CHECKING:
   import rich.console
@@ -35,7 +35,7 @@ def complain(text: str) -> None:
     _give_up(sys.stderr)  # Python would end with a status of its own.
 
 
-def printable(text: str, chars: int = check_cases.MESSAGE_CHARS) -> str:
+def printable(text: str, chars: int = texts.MESSAGE_CHARS) -> str:
   """Returns somebody's text so that it does a terminal no harm.
 
   Args:
@@ -50,7 +50,7 @@ def printable(text: str, chars: int = check_cases.MESSAGE_CHARS) -> str:
       char
       if char.isprintable() or char in "\n\t"
       else char.encode("unicode_escape").decode()
-      for char in check_cases.shorten(text, chars)
+      for char in texts.shorten(text, chars)
   )
 
 
@@ -124,7 +124,9 @@ def console() -> rich.console.Console:
 
 
 @contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None]]:
+def progress_bar(
+    what: str = "checking",
+) -> Iterator[Callable[[int, int], None]]:
   """Shows a bar on stderr; yields what to tell how many of how many are done."""
   from rich import console as rich_console
   from rich import progress
@@ -138,7 +140,7 @@ def progress_bar() -> Iterator[Callable[[int, int], None]]:
   with progress.Progress(
       *columns, console=rich_console.Console(stderr=True), transient=True
   ) as bar:
-    task = bar.add_task("checking", total=None)
+    task = bar.add_task(what, total=None)
 
     def on_progress(done: int, total: int) -> None:
       bar.update(task, completed=done, total=total)
