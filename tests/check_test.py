@@ -301,9 +301,11 @@ class SelectorTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("stage", dict(stages=["specs", "gpus"]),
-       "unknown stage 'gpus', expected one of specs, interpret"),
+       "unknown stage 'gpus', expected one of specs, budget, interpret,"
+       " compile"),
       ("target", dict(targets=["a100"]),
-       "unknown target 'a100', expected one of h100, h200, b200"),
+       "unknown target 'a100', expected one of h100, h100_pcie, .*, or"
+       " file.toml::name for one of your own"),
       ("jobs", dict(jobs=0), "at least 1 job, got 0"),
       ("limit", dict(timeout_s=0.0), "a time limit above 0 s, got 0.0"),
       ("nan", dict(timeout_s=float("nan")), "a time limit above 0 s, got nan"),

@@ -69,7 +69,7 @@ class EnvironmentTest(_TestCase):
     self.assertEqual(environment.fault(), "is not there")
     venv, pip = [call.args[0] for call in self.finish(environment)]
     self.assertEqual(venv[0], _PYTHON.path)
-    self.assertContainsSubset(["jax==2.0", "--editable", ".[test]"], pip)
+    self.assertContainsSubset(["jax==2.0", "--editable", ".[aot,dask,test]"], pip)
     self.assertEqual(environment.fault(), "")
     self.assertEmpty(self.finish(environment))
 
