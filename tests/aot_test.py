@@ -199,6 +199,51 @@ class CompileTest(aot_support.CompilingTestCase):
     self.assertEqual(code.target.name, "h20")
     self.assertEqual(set(seen), {78})
 
+  def test_what_is_no_kernel(self):
+    def build():
+      return copy_kernel()
+    for fn, says in (
+        (build, "if it builds the kernel, call it first"),
+        (lambda x: x + 1, "which calls none: pass the function"),
+    ):
+      arguments = () if fn is build else (array(),)
+      with self.assertRaisesRegex(aot.NoKernelError, says):
+        aot.compile_kernel(fn, *arguments)
+    traced = jax.jit(copy_kernel()).trace(array())
+    for fn in (traced, 7, traced.lower(lowering_platforms=("cuda",))):
+      with self.assertRaisesRegex(TypeError, "expected a function"):
+        aot.compile_kernel(fn, array())
+
+  def test_targets_of_one_name(self):
+    path = pathlib.Path(self.cache_dir) / "mine.toml"
+    path.write_text(
+        '[targets.h100]\nbased_on = "h100"\nsm_count = 78\n', encoding="utf-8"
+    )
+    kernel = copy_kernel()
+    for names, says in (
+        (("h100", f"{path}::h100"), "two different targets are called 'h100'"),
+        ((), "at least one target"),
+        ("h101", "did you mean h100"),
+    ):
+      with self.assertRaisesRegex(targets.TargetError, says):
+        aot.compile_for(kernel, array(), targets=names)
+    [only] = aot.compile_for(
+        kernel, array(), targets=("h100", "h100"), sass=False
+    ).values()
+    self.assertEqual(only.target.name, "h100")
+    self.assertLen(aot.compile_for(
+        kernel, array(), targets="b200", sass=False
+    ), 1)
+
+  def test_budget_knows_the_registers(self):
+    code = aot.compile_kernel(
+        cluster_ring.make_kernel(num_stages=1),
+        *cluster_ring.make_inputs(np.random.default_rng(0)), target="b200",
+    )
+    [found] = code.resources
+    self.assertEqual(found.blocks_per_sm, code.blocks_per_sm)
+    self.assertEqual(found.limited_by, "registers")
+
   def test_pickle(self):
     code = aot.compile_kernel(copy_kernel(), array())
     self.assertEqual(pickle.loads(pickle.dumps(code)).ptx, code.ptx)

@@ -29,8 +29,10 @@ _COMMAND = (sys.executable, "-m", "jax_mgpu_ext")
 _FILES = {
     "my.py": """
         import functools
+        import jax
         from jax.experimental.pallas import mosaic_gpu as plgpu
         import jax.numpy as jnp
+        import numpy as np
         from jax_mgpu_ext.check import kernel_case
 
         print("printed while it is imported")
@@ -61,14 +63,19 @@ _FILES = {
         def leaves():
           raise SystemExit(3)
 
-        @kernel_case(inputs=lambda rng: (), reference=lambda: 0, specs=ring,
+        @kernel_case(inputs=lambda rng: (np.zeros(128, np.float32),),
+                     reference=lambda x: x,
                      params={"a": dict(num_stages=2), "b": dict(num_stages=3)})
         def case(interpret=None, num_stages=4):
-          pass
+          def body(x, o, ring):
+            o[...] = x[...]
+          return plgpu.kernel(
+              body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+              scratch_types=[ring(num_stages)], interpret=interpret)
 
         @kernel_case(inputs=lambda rng: (), reference=lambda: 0)
         def silent_case(interpret=None):
-          pass
+          return lambda: jnp.zeros(3)
     """,
     "broken.py": "import no_such_module_of_anybody",
     "leaving.py": "raise SystemExit(0)",
@@ -102,7 +109,12 @@ _BAD = {
     "no_spec": (["budget", "my.py:no_spec"], ["specs['x'][0]", "MGPU001"]),
     "no_case": (["budget", "my.py::cases"], ["'cases'", "case[a]"]),
     "two_cases": (["budget", "my.py::case"], ["case[a], case[b]"]),
-    "silent_case": (["budget", "my.py::silent_case"], ["specs=..."]),
+    "silent_case": (
+        ["budget", "my.py::silent_case"], ["calls no plgpu.kernel"],
+    ),
+    "cluster_of_a_case": (
+        ["budget", "my.py::case[a]", "--cluster", "2"], ["has its own"],
+    ),
     "target": (["budget", "my.py:tree", "--target", "h1"], ["'h1'", "h100"]),
     "target_file": (["budget", "my.py:tree", "--target", "bad.toml::h20"],
                     ["bad.toml", "missing"]),

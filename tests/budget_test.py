@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -33,7 +34,6 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _TREES = 240
 _F16 = jnp.float16
 _TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-_LIMIT = 232448
 
 
 def _ring(num_stages, rows=128):
@@ -366,8 +366,23 @@ class LimitsTest(parameterized.TestCase):
     ):
       over = facade.budget(specs).over[0]
       self.assertNotIn("num_stages", over.hint)
-      missing = facade.budget(specs).smem_bytes - _LIMIT
-      self.assertIn(f"{missing} bytes smaller", over.hint)
+      self.assertIn(" bytes fit as specs", over.hint)
+
+  def test_what_the_hint_says_does_fit(self):
+    def specs(size, barriers):
+      return [
+          plgpu.SMEM((size,), jnp.int8), plgpu.SMEM((116_224,), jnp.int8),
+          plgpu.Barrier(num_barriers=barriers),
+      ]
+    for size, barriers in ((116_232, 1), (232_440, 2), (200_000, 129)):
+      hint = facade.budget(specs(size, barriers)).over[0].hint
+      room = int(re.search(r"At most (\d+) bytes fit as specs\[0\]", hint)[1])
+      self.assertTrue(facade.fits(specs(room, barriers)), hint)
+      self.assertFalse(facade.fits(specs(room + 1, barriers)), hint)
+
+  def test_many_small_refs(self):
+    hint = facade.budget([plgpu.SMEM((8,), jnp.float32)] * 300).over[0].hint
+    self.assertIn("put small refs", hint)
 
   def test_warnings(self):
     warn = lambda *args, **kw: " ".join(facade.budget(*args, **kw).warnings)

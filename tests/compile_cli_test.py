@@ -161,7 +161,7 @@ class CompileTest(_CliTestCase):
     for word in (r"\d+\.\d s", "cached"):
       status, out, _ = self.run_cli("compile", "cases.py::copy[1]")
       self.assertEqual(status, 0)
-      self.assertRegex(out, rf"copy\[1\] .* {word} ")
+      self.assertRegex(out, rf"copy\[1\] .* {word}\n")
     status, out, _ = self.run_cli("compile", "cases.py::copy[1]", "--no-cache")
     self.assertNotIn("cached", out)
 
@@ -186,7 +186,7 @@ class CompileTest(_CliTestCase):
     self.assertRegex(
         out, r"cases\.py::refused failed:\n  h100: .*\[MGPU114\]\n(.*\n)*.*error"
     )
-    self.assertRegex(out, r"cases\.py::plain skipped: .*MGPU115")
+    self.assertRegex(out, r"cases\.py::plain skipped: it calls no Mosaic GPU")
 
   @parameterized.named_parameters(
       ("emit", r"expected some of ptx,.* got 'cubin'",
@@ -227,9 +227,9 @@ class CompileTest(_CliTestCase):
     self.assertEqual(os.listdir("made"), ["copy-1.h100.ptx"])
 
 
-@aot_support.needs_compiler
 class StagesTest(_CliTestCase):
 
+  @aot_support.needs_compiler
   def test_budget_and_compile(self):
     results = {
         r.name: {s.stage: s for s in r.stages}
@@ -254,6 +254,58 @@ class StagesTest(_CliTestCase):
     self.assertEqual(large.data["rtx_pro_6000"]["code"], "MGPU101")
     self.assertIn("kernels", large.data["h100"])
 
+  def test_mistakes_of_a_factory(self):
+    pathlib.Path("slips.py").write_text(textwrap.dedent("""
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax_mgpu_ext.check import kernel_case
+
+        X = jax.ShapeDtypeStruct((128,), jnp.float32)
+
+        def case(**arguments):
+          return kernel_case(
+              inputs=lambda rng: (np.zeros(128, np.float32),),
+              reference=lambda x: x, **arguments)
+
+        def build(interpret, scratch=()):
+          def body(x, o, *refs):
+            o[...] = x[...]
+          return plgpu.kernel(
+              body, out_type=X, scratch_types=scratch, interpret=interpret)
+
+        @case()
+        def too_much(interpret=None):
+          return build(interpret, [plgpu.SMEM((8, 128, 128), jnp.float16),
+                                   plgpu.Barrier(num_barriers=8)])
+
+        @case()
+        def always(interpret=None):
+          return build(True)
+
+        @case()
+        def never(interpret=None):
+          return build(None)
+
+        @case()
+        def no_argument():
+          return build(None)
+    """), encoding="utf-8")
+    says = {
+        "too_much": ("specs", r"^SpecError: expected at most 232448 bytes.*MGPU101"),
+        "always": ("specs", "called with interpret=None, and built a kernel for"),
+        "never": ("interpret", "does not pass its interpret= on to plgpu.kernel"),
+        "no_argument": ("specs", "the factory must take interpret=None"),
+    }
+    for result in check.run(["slips.py"], stages=["specs", "interpret"]):
+      stage, words = says.pop(result.name)
+      [failed] = [s for s in result.stages if s.state == "failed"]
+      self.assertEqual(failed.stage, stage, result)
+      self.assertRegex(failed.message, words)
+    self.assertEmpty(says)
+
+  @aot_support.needs_compiler
   def test_only_some_targets(self):
     [result] = check.run(
         ["cases.py::large"], stages=["budget", "compile"], targets=["h100"]
@@ -304,7 +356,7 @@ class SweepTest(_CliTestCase):
     self.assertRegex(found["fails", "h100"]["message"], "ZeroDivisionError")
     self.assertEqual(found["no_kernel", "h100"]["code"], "MGPU115")
     self.assertRegex(found["no_pair", "h100"]["message"], "expected a pair")
-    self.assertRegex(out, r"\n12 compiled: 4 fits, 2 over, 6 refused\n$")
+    self.assertRegex(out, r"\n12 configurations: 4 fits, 2 over, 6 refused\n$")
     self.assertEqual(found["rows=1", "h100"]["num_cta_barrier"],
                      found["rows=100", "h100"]["num_cta_barrier"])
 
@@ -326,14 +378,14 @@ class SweepTest(_CliTestCase):
     path.write_text("configs = {'a': lambda: 1 / 0}", encoding="utf-8")
     status, out, _ = self.run_cli("sweep", "bad.py:configs")
     self.assertEqual(status, 1)
-    self.assertIn("1 compiled: 1 refused", out)
+    self.assertIn("1 configuration: 1 refused", out)
 
   def test_processes(self):
     status, out, _ = self.run_cli(
         "sweep", "cases.py:configs", "--executor", "processes", "--jobs", "2"
     )
     self.assertEqual(status, 0)
-    self.assertRegex(out, r"\n6 compiled: 2 fits, 1 over, 3 refused\n$")
+    self.assertRegex(out, r"\n6 configurations: 2 fits, 1 over, 3 refused\n$")
 
   def test_any_executor(self):
     source = f"{self.folder / 'cases.py'}:configs"
@@ -368,7 +420,7 @@ class SweepTest(_CliTestCase):
           "--dask", cluster.scheduler_address,
       )
     self.assertEqual(status, 0, err)
-    self.assertRegex(out, r"\n6 compiled: 2 fits, 1 over, 3 refused\n$")
+    self.assertRegex(out, r"\n6 configurations: 2 fits, 1 over, 3 refused\n$")
 
   @parameterized.named_parameters(
       ("no_object", r"expected module:object", "cases.py"),

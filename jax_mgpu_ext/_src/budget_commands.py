@@ -43,7 +43,8 @@ def budget(
         str,
         typer.Argument(
             metavar="MODULE:OBJECT|FILE.py:OBJECT|FILE.py::CASE",
-            help="A tree of specs, a function that returns one, or a case.",
+            help="A tree of specs, a function that returns one, or a case, whose"
+            " kernel is looked at.",
             show_default=False,
         ),
     ],
@@ -71,20 +72,34 @@ def budget(
 ) -> None:
   """Tell what specs take of a GPU, item by item, and whether it fits."""
   from jax_mgpu_ext._src import budget as budget_lib
+  from jax_mgpu_ext._src import budget_kernel
   from jax_mgpu_ext._src import budget_objects
   from jax_mgpu_ext._src import budget_report
   from jax_mgpu_ext._src import targets as targets_lib
 
   try:
-    chosen = [targets_lib.get(name) for name in target or ("h100",)]
+    chosen = targets_lib.distinct(target or ("h100",)).values()
     with streams.nothing_else_on_stdout():
-      specs = budget_objects.load(selector)
-      found = [
-          budget_lib.budget(
-              specs, each, cluster=cluster or (), num_threads=num_threads
+      if "::" in selector:
+        if cluster or num_threads:
+          raise UsageError(
+              "--cluster and --num-threads are for trees of specs: the kernel of"
+              " a case has its own"
           )
-          for each in chosen
-      ]
+        calls = budget_objects.kernels(selector)
+        found = [
+            budget_kernel.budget_kernel(call, each)
+            for each in chosen
+            for call in calls
+        ]
+      else:
+        specs = budget_objects.load(selector)
+        found = [
+            budget_lib.budget(
+                specs, each, cluster=cluster or (), num_threads=num_threads
+            )
+            for each in chosen
+        ]
   except (errors.SpecError, errors.TargetError) as e:
     raise UsageError(str(e)) from e
   if as_json:

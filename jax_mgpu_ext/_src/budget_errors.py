@@ -105,7 +105,7 @@ def tensor_core_barrier(row: Row, target: Target) -> errors.SpecError:
       f"expected no barriers with orders_tensor_core=True on {shown(target)},"
       f" which has no tcgen05 to fence, got {row.describe()}",
       code="MGPU108", path=row.path,
-      hint="Leave orders_tensor_core out; wgmma needs no such order",
+      hint="Leave orders_tensor_core out",
   )
 
 
@@ -147,7 +147,7 @@ def what_fits(total: int, limit: int, rows: Sequence[Row]) -> str:
     limit: Bytes that there are.
     rows: The items.
   """
-  rest = f"Make it {total - limit} bytes smaller"
+  rest = _smaller(total, limit, rows)
   ring = _ring(rows)
   if not ring:
     return rest
@@ -170,7 +170,24 @@ def what_fits(total: int, limit: int, rows: Sequence[Row]) -> str:
           f"num_stages={number} fits, with {with_stages(number)} bytes, instead"
           f" of the {num_stages} of {names}"
       )
-  return f"{rest}: num_stages=1 of {names} still takes {with_stages(1)}"
+  return f"num_stages=1 of {names} still takes {with_stages(1)} bytes. {rest}"
+
+
+def _smaller(total: int, limit: int, rows: Sequence[Row]) -> str:
+  """Says how small the largest item must be, for all to fit."""
+  items = largest(rows)
+  if not items:
+    return f"Make it {total - limit} bytes smaller"
+  largest_row = items[0]
+  others = total - largest_row.smem_bytes - largest_row.padding_bytes
+  unit = 1 if "barrier" in largest_row.kind else budget_rows.SMEM_ALIGNMENT
+  if (room := (limit - others) // unit * unit) > 0:
+    return f"At most {room} bytes fit as {largest_row.path}, beside the rest"
+  return (
+      f"Without {largest_row.path} it would still be {others} bytes: put small"
+      " refs, each of which takes 1024 bytes, into one, or share memory by"
+      " plgpu.RefUnion"
+  )
 
 
 def _ring(rows: Sequence[Row]) -> list[Row]:

@@ -7,7 +7,9 @@ import inspect
 from typing import Any
 
 from jax_mgpu_ext._src import check_sources
+from jax_mgpu_ext._src import kernel_calls
 from jax_mgpu_ext._src import loading
+from jax_mgpu_ext._src.check_cases import KernelCase
 from jax_mgpu_ext._src.errors import UsageError
 
 
@@ -16,15 +18,12 @@ def load(selector: str) -> Any:
 
   Args:
     selector: `module:object` or `file.py:object`, for a tree of specs or a
-      function that returns one without arguments, or `file.py::case` or
-      `module::case`, for the `specs` of a kernel case.
+      function that returns one without arguments.
 
   Raises:
     UsageError: There is no such thing, or the code of its owner failed.
   """
   try:
-    if "::" in selector:
-      return _of_case(selector)
     found = loading.load_object(selector)
   except UsageError as e:
     _let_pass(e.__cause__)
@@ -53,7 +52,38 @@ def _required_arguments(function: Any) -> list[str]:
   ]
 
 
-def _of_case(selector: str) -> Any:
+def kernels(selector: str) -> list[kernel_calls.KernelCall]:
+  """Imports a case, and returns the kernels that it calls.
+
+  Args:
+    selector: `file.py::case` or `module::case`.
+
+  Raises:
+    UsageError: There is no such case, it calls no kernel, or its code failed.
+  """
+  from jax_mgpu_ext._src import check_stages  # pylint: disable=g-import-not-at-top
+
+  try:
+    case = _case(selector)
+  except UsageError as e:
+    _let_pass(e.__cause__)
+    raise
+
+  def trace():
+    import jax  # pylint: disable=g-import-not-at-top
+
+    kernel = check_stages.make_kernel(case, None)
+    return jax.jit(kernel).trace(*check_stages.make_inputs(case))
+
+  found = list(kernel_calls.find(_call(trace, selector).jaxpr))
+  if not found:
+    raise UsageError(
+        f"the case {case.name!r} calls no plgpu.kernel, whose budget could be told"
+    )
+  return found
+
+
+def _case(selector: str) -> KernelCase:
   source, name = check_sources.parse(selector)
   cases = [case for _, case in check_sources.load(source)]
   chosen = [case for case in cases if case.name == name]
@@ -64,14 +94,7 @@ def _of_case(selector: str) -> Any:
         f"expected one case of {source.shown!r}, got {name!r}; there are:"
         f" {names}"
     )
-  [case] = chosen
-  specs = _call(case.make_specs, selector)
-  if specs is None:
-    raise UsageError(
-        f"the case {case.name!r} does not say specs=..., which are to be"
-        " budgeted"
-    )
-  return specs
+  return chosen[0]
 
 
 def _call(function: Any, shown: str) -> Any:

@@ -81,7 +81,7 @@ def print_budget(found: Budget, *, console: rich.console.Console) -> None:
   )
   if found.fits:
     console.print(
-        f"blocks per SM  {found.blocks_per_sm} (set by {found.limited_by})"
+        f"blocks per SM  {_blocks(found)}"
     )
   for warning in found.warnings:
     console.print(text.Text(f"note: {printable(warning)}", "yellow"))
@@ -143,6 +143,16 @@ def bar(found: Budget) -> str:
   if found.smem_bytes > limit:
     cells.insert(_BAR, _OVER)
   return "".join(cells)
+
+
+def _blocks(found: Budget) -> str:
+  """Says how many blocks a multiprocessor holds, and whether that is known."""
+  if found.limited_by == "registers":
+    return f"{found.blocks_per_sm} (set by registers)"
+  return (
+      f"at most {found.blocks_per_sm} (set by {found.limited_by}; the compiler"
+      " decides on registers)"
+  )
 
 
 def _percent(found: Budget) -> str:

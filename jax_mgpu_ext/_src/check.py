@@ -69,11 +69,12 @@ def run(
         " imported: put the call below `if __name__ == '__main__':`"
     )
   wanted_stages = _choose("stage", stages, tuple(STAGES))
-  for target in targets or ():
-    try:
-      targets_lib.get(target)
-    except errors.TargetError as e:
-      raise UsageError(str(e)) from e
+  if isinstance(targets, str):
+    targets = [targets]
+  try:
+    targets_lib.distinct(targets or ())
+  except errors.TargetError as e:
+    raise UsageError(str(e)) from e
   if jobs is None:
     jobs = programs.num_cores()
   num_jobs = check_cases.count(jobs)

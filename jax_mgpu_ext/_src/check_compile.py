@@ -36,7 +36,7 @@ def budget(case: KernelCase, options: Options) -> dict[str, Any]:
   )
   calls = tuple(kernel_calls.find(traced.jaxpr))
   if not calls:
-    raise StageSkipped("it calls no plgpu.kernel, whose body could be looked at")
+    raise StageSkipped("it calls no plgpu.kernel")
 
   def of_target(target: targets_lib.Target) -> dict[str, Any]:
     for call in calls:
@@ -64,8 +64,10 @@ def compile_case(case: KernelCase, options: Options) -> dict[str, Any]:
           sass=options.sass or "sass" in options.emit,
           cache=options.cache,
       )
-    except (errors.AotUnavailableError, errors.NoKernelError) as e:
+    except errors.AotUnavailableError as e:
       raise StageSkipped(texts.text_of(e)) from e
+    except errors.NoKernelError as e:
+      raise StageSkipped("it calls no Mosaic GPU kernel") from e
     document = code.to_json()
     if options.emit:
       document["files"] = _emit(code, case.name, options)

@@ -74,7 +74,11 @@ def parse(selector: str) -> tuple[Source, str | None]:
       ) from e
     return Source(kind="file", target=target, shown=head), case
   if not loading.is_dotted(head):
-    raise UsageError(f"{head!r} is neither a file nor the name of a module")
+    path, colon, name = head.rpartition(":")
+    hint = f": write {path}::{name}" if colon and path and name else ""
+    raise UsageError(
+        f"{head!r} is neither a file nor the name of a module{hint}"
+    )
   return Source(kind="module", target=head, shown=head), case
 
 

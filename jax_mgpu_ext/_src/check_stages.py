@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_mgpu_ext import avals
+from jax_mgpu_ext._src import budget_kernel
 from jax_mgpu_ext._src import check_interpreter
+from jax_mgpu_ext._src import kernel_calls
 from jax_mgpu_ext._src import texts
 from jax_mgpu_ext._src.check_cases import KernelCase
 from jax_mgpu_ext._src.check_cases import StageFailed
@@ -27,13 +29,28 @@ from jax_mgpu_ext._src.check_options import Options
 
 def specs(case: KernelCase, options: Options) -> None:
   """Every spec has an aval; the kernel can be traced and lowered for CUDA."""
-  del options  # The same for every target.
   tree = case.make_specs()
   if tree is not None:
     avals.ref_avals(tree)
   inputs = make_inputs(case)
   kernel = make_kernel(case, None)
-  jax.jit(kernel).trace(*inputs).lower(lowering_platforms=("cuda",))
+  traced = jax.jit(kernel).trace(*inputs)
+  calls = list(kernel_calls.find(traced.jaxpr))
+  if any(call.interpreted for call in calls):
+    raise StageFailed(
+        "the factory was called with interpret=None, and built a kernel for"
+        " interpret mode: pass its argument on, as plgpu.kernel(...,"
+        " interpret=interpret)"
+    )
+  try:
+    traced.lower(lowering_platforms=("cuda",))
+  except ValueError as error:
+    if "exceeds available shared memory" in texts.text_of(error):
+      # JAX says how much is too much; the budget, what it goes to.
+      for call in calls:
+        for target in options.targets:
+          budget_kernel.budget_kernel(call, target).raise_if_over()
+    raise
 
 
 def interpret(case: KernelCase, options: Options) -> None:
@@ -59,6 +76,10 @@ def interpret(case: KernelCase, options: Options) -> None:
 def _raise_cause(case, watch: check_interpreter.Watch, error: Exception):
   """Turns an exception of an interpreted kernel into the stage's answer."""
   cause = watch.cause(error)
+  if "Only interpret mode is supported on CPU" in texts.text_of(cause):
+    raise StageFailed(
+        "the factory does not pass its interpret= on to plgpu.kernel"
+    ) from error
   race = watch.race(cause) if case.detect_races else None
   if race is not None:
     raise StageFailed(check_interpreter.summarize_race(race), race) from error
@@ -89,7 +110,14 @@ def make_kernel(case: KernelCase, interpret: Any) -> Callable[..., Any]:  # pyli
   Raises:
     StageFailed: The factory returns something else.
   """
-  kernel = case.make_kernel(interpret)
+  try:
+    kernel = case.make_kernel(interpret)
+  except TypeError as error:
+    if "unexpected keyword argument 'interpret'" in texts.text_of(error):
+      raise StageFailed(
+          "the factory must take interpret=None, and pass it on to plgpu.kernel"
+      ) from error
+    raise
   if not callable(kernel):
     raise StageFailed(
         f"the factory must return a callable, it returned {kernel!r}"

@@ -113,6 +113,7 @@ def _run(args: list[str]) -> int:
   try:
     try:
       config.settings(hooks_lib.SLUGS)  # Whatever the command: say it first.
+      config.cache_dir()
       # Not `app()`, which would end the process in its own ways.
       command = typer.main.get_command(app)
       with command.make_context(PROGRAM, list(args)) as context:

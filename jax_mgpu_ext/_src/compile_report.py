@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import csv
 import io
 import os
 import pathlib
+import re
 import tempfile
 from typing import Any, TYPE_CHECKING
 
+from jax_mgpu_ext._src.aot import assembly
 from jax_mgpu_ext._src.check_cases import CaseResult
 from jax_mgpu_ext._src.errors import UsageError
 from jax_mgpu_ext._src.streams import printable
@@ -39,8 +41,8 @@ def print_compiled(
   for target, cases in _by_target(results).items():
     console.print(text.Text(printable(target), "bold"))
     console.print(_table(
-        ("case", "registers", "spills", "stack", "SMEM", "blocks/SM", "cluster",
-         "time", "instructions"),
+        ("case", "registers", "spills", "stack", "SMEM", "TMEM", "blocks/SM",
+         "cluster", "time"),
         [
             (
                 name,
@@ -48,19 +50,18 @@ def print_compiled(
                 f"{data['spill_bytes']} B",
                 f"{data['stack_bytes']} B",
                 f"{data['smem_bytes']} B",
+                str(data["tmem_columns"] or "-"),
                 str(data["blocks_per_sm"]),
                 str(data["cluster_size"]),
                 "cached" if data["cached"] else f"{data['compile_s']:.1f} s",
-                _classes(data["opcode_classes"]),
             )
             for name, data in cases.items()
         ],
     ))
-    for name, data in cases.items():
-      for warning in data["warnings"]:
-        console.print(
-            text.Text(f"  {printable(name)}: {printable(warning)}", "yellow")
-        )
+    for classes, names in _grouped(cases, lambda d: [_classes(d["opcode_classes"])]):
+      _print_indented(f"{', '.join(names)}: {classes}", console)
+    for warning, names in _grouped(cases, lambda d: map(_remark, d["warnings"])):
+      _print_indented(f"{', '.join(names)}: {warning}", console, "yellow")
     console.print()
   for result in results:
     for stage in result.stages:
@@ -81,6 +82,36 @@ def print_compiled(
     console.print(text.Text(
         f"wrote {len(files)} file{'s' * (len(files) > 1)} to {printable(folder)}"
     ))
+
+
+def _grouped(
+    cases: dict[str, dict[str, Any]],
+    texts_of: Callable[[dict[str, Any]], Iterable[str]],
+) -> Iterator[tuple[str, list[str]]]:
+  """Yields each text once, with the names of the cases that it is said of."""
+  found: dict[str, list[str]] = {}
+  for name, data in cases.items():
+    for line in dict.fromkeys(texts_of(data)):
+      found.setdefault(line, []).append(name)
+  yield from found.items()
+
+
+def _remark(line: str) -> str:
+  """Returns what ptxas says, without where it stands in the PTX."""
+  return re.sub(
+      r" in around line \d+| in function '[^']*'| at line \d+", "", line
+  )
+
+
+def _print_indented(
+    line: str, console: rich.console.Console, style: str = ""
+) -> None:
+  from rich import padding
+  from rich import text
+
+  console.print(
+      padding.Padding(text.Text(printable(line), style), (0, 0, 0, 2))
+  )
 
 
 def _files(result: CaseResult) -> Iterator[str]:
@@ -136,8 +167,8 @@ def print_sweep(
   from rich import text
 
   console.print(_table(
-      ("config", "target", "state", "registers", "spills", "SMEM", "blocks/SM",
-       "instructions or reason"),
+      ("config", "target", "state", "registers", "spills", "SMEM", "TMEM",
+       "blocks/SM", "reason"),
       [
           (
               row.config,
@@ -146,8 +177,9 @@ def print_sweep(
               _number(row.registers),
               _number(row.spill_bytes, " B"),
               _number(row.smem_bytes, " B"),
+              _number(row.tmem_columns or None),
               _number(row.blocks_per_sm),
-              row.message or _classes(row.opcode_classes),
+              row.message,
           )
           for row in rows
       ],
@@ -157,7 +189,7 @@ def print_sweep(
   }
   console.print()
   console.print(text.Text(
-      f"{len(rows)} compiled: "
+      f"{len(rows)} configuration{'s' * (len(rows) > 1)}: "
       + ", ".join(f"{counts[s]} {s}" for s in counts if counts[s])
   ))
 
@@ -217,13 +249,10 @@ def write_table(rows: Sequence[SweepRow], path: pathlib.Path) -> None:
     path: A file that `check_table_path` has accepted.
   """
   records = []
-  classes = dict.fromkeys(
-      name for row in rows for name, n in row.opcode_classes.items() if n
-  )
   for row in rows:
     record = row.to_json()
     counts = record.pop("opcode_classes")
-    for name in classes:
+    for name in assembly.OPCODE_CLASSES:  # All: tables may be put together.
       record[f"num_{name}"] = counts.get(name, 0) if counts else None
     records.append(record)
   if path.suffix == ".csv":

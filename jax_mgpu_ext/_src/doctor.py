@@ -36,7 +36,9 @@ PACKAGES = (
 )
 TOOLS = ("ptxas", "nvdisasm", "nvcc")
 # Shown even when they are not set.
-OUR_VARIABLES = (config.MODE_VARIABLE, config.DISABLE_VARIABLE)
+OUR_VARIABLES = (
+    config.MODE_VARIABLE, config.DISABLE_VARIABLE, config.CACHE_DIR_VARIABLE
+)
 # Shown when they are set, since they change what JAX or Mosaic does.
 _VARIABLES = re.compile(
     r"(JAX|XLA|MOSAIC_GPU|PALLAS|CUDA|NVIDIA_VISIBLE)_.*|LD_LIBRARY_PATH"

@@ -21,6 +21,7 @@ class KernelCall:
     num_threads: Pallas threads of a block, that is, warpgroups.
     compiler_params: As given to `plgpu.kernel`, or the default ones.
     source: Where the program calls it, as `kernel.py:12`; "" if not known.
+    interpreted: Whether it was built for interpret mode.
     mesh: JAX's own object with grid, cluster and threads.
   """
 
@@ -32,6 +33,7 @@ class KernelCall:
   num_threads: int
   compiler_params: Any
   source: str
+  interpreted: bool
   mesh: Any = dataclasses.field(repr=False)
 
 
@@ -110,6 +112,7 @@ def _kernel_call(eqn: Any, source: str) -> KernelCall | None:
       num_threads=mesh.num_threads or 1,
       compiler_params=core.CompilerParams() if params is None else params,
       source=source,
+      interpreted=bool(eqn.params["interpret"]),
       mesh=mesh,
   )
 

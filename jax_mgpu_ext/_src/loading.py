@@ -27,6 +27,11 @@ def load_object(source: str) -> Any:
     UsageError: There is no such thing, or importing it fails.
   """
   where, separator, name = source.rpartition(":")
+  if "::" in source:
+    raise UsageError(
+        f"expected module:object or file.py:object, with one colon, got"
+        f" {texts.shorten(source, 200)!r}"
+    )
   if not separator or not is_dotted(name) or not where.rstrip(":"):
     raise UsageError(
         f"expected module:object or file.py:object, got {texts.shorten(source, 200)!r}"

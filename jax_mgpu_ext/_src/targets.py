@@ -6,8 +6,9 @@ files of the same form: `get("my_gpus.toml::h20")`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import dataclasses
+import difflib
 import functools
 import math
 import os
@@ -175,9 +176,11 @@ def get(target: str | Target) -> Target:
   path, separator, name = target.rpartition(_SEPARATOR)
   if not separator:
     if not target.endswith(".toml"):
+      likely = difflib.get_close_matches(target.lower(), shipped, n=1)
       raise errors.TargetError(
           f"unknown target {errors.one_line(target, 80)!r}, expected one of"
           f" {', '.join(shipped)}, or file.toml::name for one of your own"
+          + (f"; did you mean {likely[0]}?" if likely else "")
       )
     path = target
   found = load(path)
@@ -190,6 +193,22 @@ def get(target: str | Target) -> Target:
         + (f", got {errors.one_line(name, 80)!r}" if separator else "")
     )
   return found[name]
+
+
+def distinct(targets: Iterable[str | Target]) -> dict[str, Target]:
+  """Returns targets by their names.
+
+  Raises:
+    TargetError: One is not known, or two different ones have one name.
+  """
+  found: dict[str, Target] = {}
+  for target in targets:
+    one = get(target)
+    if found.setdefault(one.name, one) != one:
+      raise errors.TargetError(
+          f"two different targets are called {one.name!r}: give one another name"
+      )
+  return found
 
 
 @functools.cache

@@ -22,7 +22,6 @@ Function = code_model.Function
 Instruction = code_model.Instruction
 SourceLine = code_model.SourceLine
 OPCODE_CLASSES = opcode_classes.OPCODE_CLASSES
-diff = code_diff.diff
 normal_form = code_diff.normal_form
 parse_ptx = ptx.parse_ptx
 parse_sass = sass.parse_sass
@@ -31,6 +30,31 @@ _IS_PTX = re.compile(r"^[ \t]*\.version\b", re.MULTILINE)
 # How much of a difference, and of an opcode, is shown.
 _MAX_DIFF_LINES = 40
 _MAX_OPCODE = 80
+
+
+def diff(a: Any, b: Any) -> tuple[str, ...]:
+  """Returns the lines of a unified diff of the normal forms of two kernels.
+
+  Args:
+    a: An `Assembly`, its text (PTX or SASS), or an object with PTX as `.ptx`,
+      such as a compiled kernel.
+    b: The same, of the same kind.
+
+  Returns:
+    The lines, without line ends; none only if the normal forms are equal.
+
+  Raises:
+    AssemblyError: If a text cannot be read.
+    TypeError: If an argument is none of these.
+    ValueError: If one is PTX and the other SASS.
+  """
+  old, new = _assembly(a, ("ptx",)), _assembly(b, ("ptx",))
+  if old.kind != new.kind:
+    raise ValueError(
+        "expected both as PTX or both as SASS, got"
+        f" {old.kind.upper()} and {new.kind.upper()}"
+    )
+  return code_diff.diff(old, new)
 
 
 def assert_same_code(a: Any, b: Any) -> None:
@@ -47,13 +71,7 @@ def assert_same_code(a: Any, b: Any) -> None:
     TypeError: If an argument is none of these.
     ValueError: If one is PTX and the other SASS.
   """
-  old, new = _assembly(a, ("ptx",)), _assembly(b, ("ptx",))
-  if old.kind != new.kind:
-    raise ValueError(
-        "expected both as PTX or both as SASS, got"
-        f" {old.kind.upper()} and {new.kind.upper()}"
-    )
-  lines = diff(old, new)
+  lines = diff(a, b)
   if not lines:
     return
   shown = lines[:_MAX_DIFF_LINES]

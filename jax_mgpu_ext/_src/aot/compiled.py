@@ -156,6 +156,11 @@ class CompiledKernel:
     return max(kernel.smem_bytes for kernel in self.kernels)
 
   @property
+  def tmem_columns(self) -> int:
+    """Columns of tensor memory that a block allocates."""
+    return max(kernel.tmem_columns for kernel in self.kernels)
+
+  @property
   def mbarriers(self) -> int:
     """How many mbarriers a kernel initialises."""
     return max(kernel.mbarriers for kernel in self.kernels)
@@ -222,6 +227,7 @@ class CompiledKernel:
         "spill_bytes": self.spill_bytes,
         "stack_bytes": self.stack_bytes,
         "smem_bytes": self.smem_bytes,
+        "tmem_columns": self.tmem_columns,
         "cluster_size": self.cluster_size,
         "blocks_per_sm": self.blocks_per_sm,
         "mbarriers": self.mbarriers,
@@ -229,7 +235,7 @@ class CompiledKernel:
         "warnings": list(self.warnings),
         "compile_s": self.compile_s,
         "cached": self.cached,
-        "resources": [resource.to_json() for resource in self.resources],
+        "budgets": [resource.to_json() for resource in self.resources],
         "kernels": kernels,
         **({"xla": self.xla} if texts else {}),
     }
@@ -243,9 +249,24 @@ def from_worker(
     cached: bool,
 ) -> CompiledKernel:
   """Returns what a worker, or the cache, has sent."""
+  kernels = tuple(KernelCode(**kernel) for kernel in event["kernels"])
+  if len(kernels) == len(resources) == 1:
+    # Now that the registers are known.
+    blocks, limited_by = budget_limits.blocks_per_sm(
+        target,
+        smem_bytes=resources[0].smem_bytes,
+        threads=resources[0].threads,
+        tmem_columns=resources[0].tmem_columns_requested,
+        registers_per_thread=kernels[0].registers,
+    )
+    resources = (
+        dataclasses.replace(
+            resources[0], blocks_per_sm=blocks, limited_by=limited_by
+        ),
+    )
   return CompiledKernel(
       target=target,
-      kernels=tuple(KernelCode(**kernel) for kernel in event["kernels"]),
+      kernels=kernels,
       resources=resources,
       xla=event["xla"],
       compile_s=event["compile_s"],

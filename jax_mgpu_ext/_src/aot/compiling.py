@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import concurrent.futures
 from typing import Any
 
+from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import targets
 from jax_mgpu_ext._src.aot import cache as cache_lib
 from jax_mgpu_ext._src.aot import compiled
@@ -81,18 +82,20 @@ def compile_for(
   Raises:
     As `compile_kernel`, for the first of the targets that fails.
   """
-  chosen = [_get_target(target) for target in targets]
-  with concurrent.futures.ThreadPoolExecutor(max(len(chosen), 1)) as pool:
-    futures = [
-        pool.submit(compile_kernel, fn, *args, target=target, **options)
-        for target in chosen
-    ]
-    return {
-        target.name: future.result() for target, future in zip(chosen, futures)
+  if isinstance(targets, (str, Target)):
+    targets = (targets,)
+  chosen = _distinct(targets)
+  if not chosen:
+    raise errors.TargetError("expected at least one target, got none")
+  with concurrent.futures.ThreadPoolExecutor(len(chosen)) as pool:
+    futures = {
+        name: pool.submit(compile_kernel, fn, *args, target=target, **options)
+        for name, target in chosen.items()
     }
+    return {name: future.result() for name, future in futures.items()}
 
 
-_get_target = targets.get
+_distinct = targets.distinct
 
 
 def compile_with(

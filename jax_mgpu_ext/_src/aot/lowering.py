@@ -68,11 +68,28 @@ def lower(
   from jax import export
   # pylint: enable=g-import-not-at-top
 
+  name = getattr(fn, "__name__", type(fn).__name__)
+  stages = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
+  if not callable(fn) or isinstance(fn, stages):
+    raise TypeError(
+        f"expected a function that calls a kernel, got {type(fn).__name__}: pass"
+        " the function itself, and its arguments"
+    )
   device = toolchain.device(target.xla_target_config())
   jitted = fn if hasattr(fn, "trace") and hasattr(fn, "lower") else jax.jit(fn)
   args, kwargs = jax.tree.map(_abstract, (tuple(args), dict(kwargs)))
   with stand_in.device(device), _same_from_everywhere():
-    traced = _call(jitted.trace, args, kwargs)
+    try:
+      traced = _call(jitted.trace, args, kwargs)
+    except TypeError as e:
+      # What JAX says of a function that returns a function.
+      if re.search(r"returned a value of type .*\bnot a valid JAX type", str(e)):
+        raise errors.NoKernelError(
+            f"expected a function that returns arrays, got {name}, which returns"
+            " something else: if it builds the kernel, call it first and pass"
+            " what it returns"
+        ) from e
+      raise
     # Not all of them: a `pl.pallas_call` gets its body when it is lowered.
     calls = tuple(kernel_calls.find(traced.jaxpr))
     for call in calls:
@@ -89,7 +106,6 @@ def lower(
   # Names stand in the bytecode as they are.
   code = exported.mlir_module_serialized
   if not any(name.encode() in code for name in _CUSTOM_CALLS):
-    name = getattr(fn, "__name__", type(fn).__name__)
     raise errors.NoKernelError(
         f"expected a function that calls a Mosaic GPU kernel, got {name}, which"
         " calls none: pass the function that calls the kernel, built without"

@@ -25,6 +25,9 @@ from jax_mgpu_ext._src.targets import Target
 Config = Any
 
 STATES = ("fits", "spills", "over", "refused")
+# What is said of a kernel that another target might take; all else is wrong for
+# every one.
+_OVER = tuple(f"MGPU{number}" for number in range(101, 109))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class SweepRow:
     registers: Registers of a thread.
     spill_bytes: What a thread stores and loads because registers ran out.
     smem_bytes: Dynamic shared memory of a block, in bytes.
+    tmem_columns: Columns of tensor memory of a block.
     blocks_per_sm: Blocks that a multiprocessor holds.
     cluster_size: Blocks of a cluster.
     compile_s: How long the compiler took, in seconds, when it was done.
@@ -56,6 +60,7 @@ class SweepRow:
   registers: int | None = None
   spill_bytes: int | None = None
   smem_bytes: int | None = None
+  tmem_columns: int | None = None
   blocks_per_sm: int | None = None
   cluster_size: int | None = None
   compile_s: float | None = None
@@ -67,7 +72,11 @@ class SweepRow:
 
   @property
   def order(self) -> tuple[Any, ...]:
-    """What to sort by: what fits first, and of that what fits best."""
+    """What to sort by: what fits first, and of that what fits best.
+
+    That is, what spills less, then more blocks on a multiprocessor, then fewer
+    registers.
+    """
     return (
         STATES.index(self.state),
         self.spill_bytes or 0,
@@ -116,7 +125,9 @@ def sweep(
     TargetError: A target is not known.
     TypeError: They are no configurations.
   """
-  chosen = [targets_lib.get(target) for target in targets]
+  if isinstance(targets, (str, Target)):
+    targets = (targets,)
+  chosen = list(targets_lib.distinct(targets).values())
   names = list(_named(configs))
   if not names:
     raise TypeError("expected at least one configuration, got none")
@@ -203,7 +214,7 @@ def _row(
   except errors.AotUnavailableError:
     raise  # The same for all of them.
   except Exception as e:  # pylint: disable=broad-exception-caught
-    over = isinstance(e, errors.SpecError)
+    over = getattr(e, "code", "") in _OVER
     text = errors.one_line(str(e), 400)
     return row(
         state="over" if over else "refused",
@@ -215,6 +226,7 @@ def _row(
       registers=code.registers,
       spill_bytes=code.spill_bytes,
       smem_bytes=code.smem_bytes,
+      tmem_columns=code.tmem_columns,
       blocks_per_sm=code.blocks_per_sm,
       cluster_size=code.cluster_size,
       compile_s=code.compile_s,
