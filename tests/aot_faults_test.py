@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -11,6 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import zlib
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -173,6 +176,37 @@ class CompilerTest(aot_support.CompilingTestCase):
         _compile(7.0)
     self.assertGreater(_compile(7.0).registers, 0)
 
+  def test_interrupt_while_a_worker_is_ended(self):
+    # The next one must not wait for ever for what was interrupted.
+    _compile()
+    for pid in _pids():
+      os.kill(pid, signal.SIGKILL)
+    with absltest.mock.patch.object(
+        compilers._Compiler, "close", side_effect=KeyboardInterrupt  # pylint: disable=protected-access
+    ):
+      with self.assertRaises(KeyboardInterrupt):
+        time.sleep(0.2)
+        _compile()
+    self.assertGreater(_compile().registers, 0)
+
+  def test_shut_down_beside_a_compile(self):
+    outcomes = []
+    def run():
+      try:
+        outcomes.append(_compile(8.0).registers)
+      except aot.CompilerCrashError as e:
+        outcomes.append(str(e))
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+      thread.start()
+    time.sleep(0.7)
+    aot.shut_down()
+    for thread in threads:
+      thread.join(60)
+      self.assertFalse(thread.is_alive())
+    self.assertLen(outcomes, 3)
+    self.assertGreater(_compile(8.0).registers, 0)
+
   def test_shut_down(self):
     _compile()
     pids = _pids()
@@ -224,13 +258,22 @@ print(aot.compile_kernel(kernel, x, cache=False, sass=False).ptx == first.ptx)
 """)
     self.assertEqual(output, "0\nTrue\n")
 
-  def test_leaves_nothing_in_the_temporary_folder(self):
-    folder = self.create_tempdir()
-    child.check_output(
-        _PROGRAM + "aot.compile_kernel(kernel, x, cache=False)",
-        env={"TMPDIR": folder.full_path},
+  @parameterized.named_parameters(
+      ("plain", "t", ""), ("quotes", "a 'b\" $c", ""),
+      ("killed", "t", "\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)"),
+  )
+  def test_leaves_nothing_in_the_temporary_folder(self, name, end):
+    folder = pathlib.Path(self.create_tempdir().full_path) / name
+    folder.mkdir()
+    result = child.run(
+        _PROGRAM + "aot.compile_kernel(kernel, x, cache=False)" + end,
+        env={"TMPDIR": str(folder)},
     )
-    self.assertEmpty(os.listdir(folder.full_path))
+    self.assertEqual(result.returncode, -9 if end else 0, result.stderr)
+    until = time.monotonic() + 20
+    while os.listdir(folder) and time.monotonic() < until:
+      time.sleep(0.1)
+    self.assertEmpty(os.listdir(folder))
 
 
 @aot_support.needs_compiler
@@ -292,6 +335,31 @@ class CacheTest(aot_support.CompilingTestCase):
     self.assertEqual(again.ptx, first.ptx)
     self.assertEqual(len(entry.read_bytes()) > 1000, True)
     self.assertTrue(self.compile().cached)
+
+  @parameterized.named_parameters(
+      ("no_json", b"hello"), ("no_zlib", None), ("list", b"[1]"),
+      ("other_fields", b'{"name": "NAME", "value": {"kernels": [{"a": 1}],'
+       b' "xla": "", "compile_s": 1}}'),
+      ("no_kernels", b'{"name": "NAME", "value": {}}'),
+  )
+  def test_entry_that_is_sound_and_not_ours(self, document):
+    self.compile()
+    [entry] = self.entries()
+    body = b"no zlib" if document is None else zlib.compress(
+        document.replace(b"NAME", entry.stem.encode())
+    )
+    entry.write_bytes(
+        b"jax-mgpu-ext compiled kernel\n" + hashlib.sha256(body).digest() + body
+    )
+    self.assertFalse(self.compile().cached)
+    self.assertTrue(self.compile().cached)
+
+  def test_no_home(self):
+    with absltest.mock.patch.object(
+        cache, "folder", side_effect=RuntimeError("no home directory")
+    ):
+      with self.assertWarnsRegex(errors.CompileCacheWarning, "no home"):
+        self.assertGreater(self.compile().registers, 0)
 
   def test_entry_of_another_name(self):
     self.compile()
@@ -380,7 +448,7 @@ aot.compile_kernel(kernel, x, sass=False)
     os.utime(oldest, (1, 1))
     # Room for three and a half of them, which are of about one size.
     size = max(e.stat().st_size for e in (oldest, *others))
-    cache._swept.clear()  # pylint: disable=protected-access
+    cache._stores.clear()  # pylint: disable=protected-access
     with absltest.mock.patch.object(cache, "MAX_BYTES", size * 7 // 2):
       self.compile(4.0)
     self.assertNotIn(oldest, self.entries())

@@ -12,6 +12,7 @@ import threading
 from absl.testing import absltest
 from absl.testing import parameterized
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
@@ -140,6 +141,68 @@ class CompileTest(aot_support.CompilingTestCase):
       [bits] = re.findall(r"0f40[4A]00000", kernel.ptx)
       number = {"0f40400000": 3, "0f40A00000": 5}[bits]
       self.assertRegex(kernel.sass, rf"FMUL \S+ \S+ {number} ")
+
+  def test_kernels_of_one_name_in_branches(self):
+    # JAX 0.11 numbers them in another order than it compiles them.
+    def program(x):
+      return lax.cond(x[0] > 0, copy_kernel(3.0), copy_kernel(5.0), x)
+    code = aot.compile_kernel(program, array(), cache=False)
+    self.assertLen(code.kernels, 2)
+    for kernel in code.kernels:
+      [bits] = re.findall(r"0f40[4A]00000", kernel.ptx)
+      number = {"0f40400000": 3, "0f40A00000": 5}[bits]
+      self.assertRegex(kernel.sass, rf"FMUL \S+ \S+ {number} ")
+
+  def test_many_workers_that_know_a_kernel(self):
+    kernel = copy_kernel(11.0)
+    rows = aot.sweep(
+        {i: (kernel, (array(),)) for i in range(6)}, jobs=4, cache=False,
+        sass=False,
+    )
+    self.assertEqual({row.state for row in rows}, {"fits"})
+    self.assertGreater(aot.compile_kernel(
+        kernel, array(), cache=False, sass=False
+    ).registers, 0)
+
+  def test_64_bits(self):
+    def body(x, o):
+      o[...] = x[...]
+    def program(x, y):
+      kernel = plgpu.kernel(body, out_type=array())
+      return kernel(x) + y.astype(F32)
+    with jax.experimental.enable_x64() if hasattr(
+        jax.experimental, "enable_x64"
+    ) else jax.enable_x64(True):
+      code = aot.compile_kernel(
+          program, array(), np.zeros(128, np.float64), sass=False
+      )
+    self.assertIn("f64", code.xla)
+
+  def test_static_numbers_of_numpy(self):
+    seen = []
+    def scaled(x, scale):
+      seen.append(type(scale))
+      return copy_kernel(float(scale))(x)
+    jitted = jax.jit(scaled, static_argnums=1)
+    aot.compile_kernel(jitted, array(), np.int32(4), sass=False)
+    self.assertEqual(set(seen), {np.int32})
+
+  def test_words_of_a_path_are_no_kernel(self):
+    def mosaic_gpu_v2(x):
+      return x + 1
+    with self.assertRaises(aot.NoKernelError):
+      aot.compile_kernel(mosaic_gpu_v2, array())
+
+  def test_bad_limits(self):
+    for limits in (
+        dict(timeout_s=0), dict(timeout_s=float("nan")), dict(timeout_s="5"),
+        dict(timeout_s=None), dict(timeout_s=float("inf")),
+        dict(memory_limit_bytes=0), dict(memory_limit_bytes=-1),
+        dict(memory_limit_bytes=1.5), dict(memory_limit_bytes=10**30),
+    ):
+      [name] = limits
+      with self.assertRaisesRegex(ValueError, f"expected a positive.*{name}="):
+        aot.compile_kernel(copy_kernel(), array(), **limits)
 
   def test_a_kernel_that_a_worker_knows(self):
     kernel = copy_kernel(5.0)

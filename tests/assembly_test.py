@@ -775,5 +775,38 @@ class FuzzTest(parameterized.TestCase):
     self._read("\n".join(lines))
 
 
+
+class BranchTableTest(absltest.TestCase):
+  """Labels that only a table of branch targets refers to."""
+
+  _TEXT = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry kernel()
+{
+  .reg .b32 %r<3>;
+  mov.u32 %r1, %tid.x;
+table: .branchtargets $L_1, $L_2;
+  brx.idx %r1, table;
+$L_1:
+  add.s32 %r2, %r1, 1;
+  ret;
+$L_2:
+  add.s32 %r2, %r1, 2;
+  ret;
+}
+"""
+
+  def test_names_do_not_matter(self):
+    other = self._TEXT.replace("$L_", "$L_7").replace("table", "targets")
+    assembly.assert_same_code(self._TEXT, other)
+
+  def test_targets_do(self):
+    swapped = self._TEXT.replace("$L_1, $L_2", "$L_2, $L_1")
+    with self.assertRaises(AssertionError):
+      assembly.assert_same_code(self._TEXT, swapped)
+
+
 if __name__ == "__main__":
   absltest.main()

@@ -426,7 +426,7 @@ class SweepTest(_CliTestCase):
       ("no_object", r"expected module:object", "cases.py"),
       ("no_file", "there is no file 'no.py'", "no.py:configs"),
       ("no_module", "there is no module 'no_such'", "no_such:configs"),
-      ("no_name", "there is no 'nope' in 'cases.py'", "cases.py:nope"),
+      ("no_name", "there is no 'nope' in '.*cases.py'", "cases.py:nope"),
       ("empty", "at least one configuration", "cases.py:empty"),
       ("number", "expected a mapping", "cases.py:number"),
       ("target", "unknown target 'h1'", "cases.py:configs", "--target", "h1"),
@@ -441,6 +441,45 @@ class SweepTest(_CliTestCase):
   )
   def test_bad_input(self, says, *args):
     self.assert_usage_error(says, "sweep", *args)
+
+  def test_edited_file_and_other_folder(self):
+    for text in ("a", "b"):
+      pathlib.Path("edited.py").write_text(
+          f"configs = {{{text!r}: lambda: 1 / 0}}", encoding="utf-8"
+      )
+      os.utime("edited.py", ns=(ord(text), ord(text)))
+      [row] = aot.sweep("edited.py:configs")
+      self.assertEqual(row.config, text)
+
+  def test_odd_configurations(self):
+    class Bad(Exception):
+      def __str__(self):
+        raise ValueError
+    def leaves():
+      raise SystemExit(0)
+    def bad():
+      raise Bad
+    rows = aot.sweep({"leaves": leaves, "bad": bad, 3: (print, 4)})
+    self.assertEqual({row.state for row in rows}, {"refused"})
+    self.assertLen(aot.sweep(make for make in (leaves, bad)), 2)
+    with self.assertRaisesRegex(TypeError, "two configurations are called '1'"):
+      aot.sweep({1: leaves, "1": bad})
+
+  @parameterized.named_parameters(
+      ("leaves", "raise SystemExit(0)"), ("fails", "raise ValueError('why')"),
+      ("empty_error", "assert False"), ("type_error", "len(3)"),
+  )
+  def test_configurations_that_cannot_be_made(self, code):
+    pathlib.Path("bad.py").write_text(
+        f"def configs():\n  {code}\n", encoding="utf-8"
+    )
+    self.assert_usage_error("bad.py:configs' failed: .*line 2", "sweep",
+                            "bad.py:configs")
+
+  def test_out_is_no_file(self):
+    os.mkdir("t.csv")
+    self.assert_usage_error("is no file", "sweep", "cases.py:configs", "--out",
+                            "t.csv")
 
   def test_parquet_without_pyarrow(self):
     with absltest.mock.patch.dict(sys.modules, {"pyarrow.parquet": None}):

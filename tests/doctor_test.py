@@ -288,6 +288,7 @@ class VariablesTest(absltest.TestCase):
     environ = {"XLA_FLAGS": "--x", "JAX_MGPU_EXT": "on", "SECRET": "s"}
     expected = {
         "JAX_MGPU_EXT": "on",
+        "JAX_MGPU_EXT_CACHE_DIR": None,
         "JAX_MGPU_EXT_DISABLE": None,
         "XLA_FLAGS": "--x",
     }

@@ -175,7 +175,15 @@ class FileTest(parameterized.TestCase):
       (_table('" a"'), "printable name"),
       (b"\xff\xfe\x00", "cannot read targets"),
       (b"\x00" * 10, "cannot read targets"),
-      ("#" * (1 << 20) + "\n" + _table(), "larger than 1 MiB"),
+      ("#" * (1 << 16) + "\n" + _table(), "larger than 64 KiB"),
+      ('[targets.x]\nbased_on = ["h100"]', "expected based_on to name"),
+      ('[targets.x]\nbased_on = "h100"\nsm_count = ' + "9" * 400, "sm_count"),
+      ('[targets.x]\nbased_on = "h100"\nclock_ghz = ' + "9" * 400, "clock_ghz"),
+      ('[targets.x]\nbased_on = "h100"\nsm_count = 2147483648', "sm_count"),
+      ('[targets.x]\nbased_on = "h100"\ncompute_capability = [8, 0]',
+       "for which Mosaic GPU compiles"),
+      ('[targets.x]\nbased_on = "h100"\ncompute_capability = [13, 0]',
+       "for which Mosaic GPU compiles"),
       ("x = " + "[" * 100_000, "cannot read targets"),
   )
   def test_bad(self, text, words):

@@ -149,9 +149,11 @@ def _emit(
     try:
       part.write_text(text, encoding="utf-8")
       part.replace(path)
-    except BaseException:
+    except BaseException as e:
       with contextlib.suppress(OSError):
         part.unlink()
+      if isinstance(e, OSError):
+        raise StageFailed(f"cannot write {str(path)!r}: {e.strerror}") from e
       raise
     paths.append(str(path))
   return paths

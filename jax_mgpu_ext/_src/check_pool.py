@@ -19,6 +19,8 @@ from jax_mgpu_ext._src.check_cases import StageResult
 from jax_mgpu_ext._src.check_cases import UsageError
 from jax_mgpu_ext._src.check_options import Options
 
+# For ending by itself, when all is done; in seconds.
+_END_S = 2.0
 # For importing a source, which is no part of any case's time; in seconds.
 _LOAD_TIMEOUT_S = 60.0
 
@@ -96,10 +98,16 @@ class Pool:
   def __enter__(self) -> Pool:
     return self
 
-  def __exit__(self, *unused) -> None:
+  def __exit__(self, exception_type, *unused) -> None:
     with self._lock:
       self._closed = True
       workers = self._idle + self._busy
+      idle = list(self._idle)
+    if exception_type is None:
+      for worker in idle:
+        worker.request("end")
+      for worker in idle:
+        worker.wait_for_end(_END_S)
     for worker in workers:
       worker.hang_up()  # All of them, before waiting for the first.
     for worker in workers:

@@ -8,6 +8,7 @@ Requests, from the parent:
   {"do": "load", "source": {...}}                      once, first
   {"do": "run", "module": ..., "case": ..., "stages": [...], "options": {...}}
   {"do": "diagnose"}                                   while a case runs
+  {"do": "end"}                                        last
 Events:
   {"event": "loaded", "cases": [...]} or {"event": "unusable", "message": ...}
   {"event": "start", "stage": ...}, {"event": "stage", "result": {...}}, and
@@ -50,6 +51,11 @@ class _Worker(child_server.Server):
   def carry_out(self, request: dict[str, Any]) -> None:
     if request["do"] == "load":
       self._load(check_sources.Source(**request["source"]))
+    elif request["do"] == "end":
+      # What compiles has folders to remove.
+      if compilers := sys.modules.get("jax_mgpu_ext._src.aot.compilers"):
+        compilers.shut_down()
+      os._exit(0)
     else:
       case = self._cases[request["module"], request["case"]]
       options = check_options.from_json(request["options"])

@@ -11,6 +11,7 @@ reaches only the parent, which then ends it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import errno
 import json
 import os
 import select
@@ -65,12 +66,15 @@ class Child:
 
   output_bytes = 4096
 
-  def __init__(self, module: str, *, env: Mapping[str, str]):
+  def __init__(
+      self, module: str, *, env: Mapping[str, str], folder: str = ""
+  ):
     """Starts it.
 
     Args:
       module: The module, by its full name.
       env: Environment variables that it gets beside those of this process.
+      folder: A folder to remove when it has ended.
 
     Raises:
       OSError: The system does not let us.
@@ -92,6 +96,7 @@ class Child:
           stderr=subprocess.STDOUT,
           pass_fds=(request_read, event_write),
           env={**os.environ, **env},
+          folder=folder,
       )
     except BaseException:
       os.close(self._request_fd)
@@ -116,8 +121,9 @@ class Child:
       os.write(
           self._request_fd, (json.dumps({"do": do, **fields}) + "\n").encode()
       )
-    except BrokenPipeError:
-      pass
+    except OSError as e:
+      if e.errno not in (errno.EPIPE, errno.EBADF):
+        raise
 
   def event(self, deadline: float) -> dict[str, Any]:
     """Waits for the next event.
@@ -144,9 +150,13 @@ class Child:
     return event
 
   def _read(self, deadline: float) -> dict[str, Any] | None:
+    if self._event_fd < 0:
+      raise ChildDied("it was ended")
     poll = select.poll()
     poll.register(self._event_fd, select.POLLIN)
     while b"\n" not in self._unread:
+      if self._event_fd < 0:  # Another thread has closed it.
+        raise ChildDied("it was ended")
       left_s = deadline - time.monotonic()
       if left_s <= 0:
         return None
@@ -154,7 +164,10 @@ class Child:
         if self.has_ended() and not poll.poll(0):
           raise ChildDied(self._ending())
         continue
-      data = os.read(self._event_fd, 65536)
+      try:
+        data = os.read(self._event_fd, 65536)
+      except OSError as e:  # Another thread has closed it.
+        raise ChildDied("it was ended") from e
       if not data:
         raise ChildDied(self._ending())
       self._unread += data
@@ -164,6 +177,13 @@ class Child:
   def has_ended(self) -> bool:
     """Returns whether the process has ended, by itself or by somebody else."""
     return self._process.poll() is not None
+
+  def wait_for_end(self, timeout_s: float) -> None:
+    """Waits until the process has ended by itself, or the time is up."""
+    try:
+      self._process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+      pass
 
   def _ending(self) -> str:
     try:  # It may still be ending what it started.
@@ -200,11 +220,12 @@ class Child:
     self._drain.join(1.0)
 
   def close(self) -> None:
-    """Kills the child, and gives its file descriptors back."""
+    """Kills the child, and gives its file descriptors back; may be repeated."""
     self.kill()
-    if not self._drain.is_alive():  # Else somebody who got away prints.
-      self._process.stdout.close()
-    for fd in (self._request_fd, self._event_fd):
-      if fd >= 0:
+    with self._kill_lock:
+      if not self._drain.is_alive():  # Else somebody who got away prints.
+        self._process.stdout.close()
+      fds = [fd for fd in (self._request_fd, self._event_fd) if fd >= 0]
+      self._request_fd = self._event_fd = -1
+      for fd in fds:
         os.close(fd)
-    self._request_fd = self._event_fd = -1

@@ -216,6 +216,7 @@ def sweep(
     raise UsageError("--dask is for --executor dask")
   if out:
     compile_report.check_table_path(out)
+    out = os.path.abspath(out)  # Wherever the configurations may take us.
   # Here, and in the processes that are started, nothing runs on a GPU.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   with contextlib.ExitStack() as stack:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
 import csv
 import io
 import os
 import pathlib
 import re
-import tempfile
 from typing import Any, TYPE_CHECKING
 
 from jax_mgpu_ext._src.aot import assembly
@@ -236,6 +236,8 @@ def check_table_path(path: str) -> None:
           "Parquet needs pyarrow, which is not installed: pip install pyarrow,"
           " or write a .csv"
       ) from e
+  if os.path.exists(path) and not os.path.isfile(path):
+    raise UsageError(f"cannot write {path!r}: it is there, and is no file")
   folder = os.path.dirname(os.path.abspath(path))
   if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
     raise UsageError(f"cannot write {path!r}: no such folder, or not ours")
@@ -260,7 +262,7 @@ def write_table(rows: Sequence[SweepRow], path: pathlib.Path) -> None:
     writer = csv.DictWriter(text, list(records[0]))
     writer.writeheader()
     writer.writerows(records)
-    data = text.getvalue().encode()
+    data = text.getvalue().encode(errors="backslashreplace")
   else:
     import pyarrow  # pylint: disable=g-import-not-at-top
     import pyarrow.parquet  # pylint: disable=g-import-not-at-top
@@ -268,12 +270,12 @@ def write_table(rows: Sequence[SweepRow], path: pathlib.Path) -> None:
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), buffer)
     data = buffer.getvalue()
-  handle, part = tempfile.mkstemp(dir=path.absolute().parent, suffix=".part")
+  path = path.resolve()  # Of a link, what it points to.
+  part = path.with_name(f".{path.name}.{os.getpid()}.part")
   try:
-    with os.fdopen(handle, "wb") as file:
-      file.write(data)
-    os.chmod(part, 0o644)
-    os.replace(part, path)
+    part.write_bytes(data)
+    part.replace(path)
   except BaseException:
-    os.unlink(part)
+    with contextlib.suppress(OSError):
+      part.unlink()
     raise

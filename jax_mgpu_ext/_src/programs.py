@@ -47,13 +47,19 @@ class Program:
   """
 
   def __init__(
-      self, command: Sequence[str], *, pass_fds: Sequence[int] = (), **options: Any
+      self,
+      command: Sequence[str],
+      *,
+      pass_fds: Sequence[int] = (),
+      folder: str = "",
+      **options: Any,
   ):
     """Starts a program.
 
     Args:
       command: The program and its arguments.
       pass_fds: File descriptors for the program, above 2.
+      folder: A folder to remove when all has ended, however that came about.
       **options: For `subprocess.Popen`.
 
     Raises:
@@ -66,7 +72,7 @@ class Program:
       self.process = subprocess.Popen(
           [
               sys.executable, "-I", "-S", __file__,
-              str(lifeline), ",".join(map(str, pass_fds)), *command,
+              str(lifeline), ",".join(map(str, pass_fds)), folder, *command,
           ],
           pass_fds=(lifeline, *pass_fds),
           # Ctrl-C at a terminal is for us alone.
@@ -179,7 +185,9 @@ def num_cores() -> int:
 # From here on: what runs as the guard.
 
 
-def _guard(lifeline: int, passed_fds: Sequence[int], command: Sequence[str]):
+def _guard(
+    lifeline: int, passed_fds: Sequence[int], folder: str, command: Sequence[str]
+):
   """Runs a command, and ends all of it with the lifeline; never returns."""
   # Orphans of the program then become children of this process.
   _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -191,7 +199,10 @@ def _guard(lifeline: int, passed_fds: Sequence[int], command: Sequence[str]):
     _become(command, guard, lifeline)
   for fd in passed_fds:
     os.close(fd)
-  os._exit(_end_as(_watch(child, lifeline)))
+  status = _watch(child, lifeline)
+  if folder:
+    shutil.rmtree(folder, ignore_errors=True)
+  os._exit(_end_as(status))
 
 
 def _become(command: Sequence[str], guard: int, lifeline: int):
@@ -287,6 +298,11 @@ def _end_as(status: int) -> int:
   return 128 - code
 
 
+def die_with_parent() -> None:
+  """Has this process end with the one that started it, on Linux."""
+  _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _prctl(option: int, value: int) -> None:
   """Sets a property of this process, where the system has it."""
   if sys.platform != "linux":
@@ -304,5 +320,6 @@ if __name__ == "__main__":
   _guard(
       int(sys.argv[1]),
       [int(fd) for fd in sys.argv[2].split(",") if fd],
-      sys.argv[3:],
+      sys.argv[3],
+      sys.argv[4:],
   )

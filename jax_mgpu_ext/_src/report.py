@@ -108,6 +108,14 @@ def _skips(results: Sequence[CaseResult]) -> Iterable[str]:
   """Yields a line for each reason why a stage was skipped."""
   skipped: dict[tuple[str, str], list[str]] = {}
   for result in results:
+    reasons = {
+        stage.message for stage in result.stages if stage.state == "skipped"
+    }
+    nothing = all(stage.state == "skipped" for stage in result.stages)
+    if nothing and len(reasons) == 1 and len(result.stages) > 1:
+      reason = "everything", printable(reasons.pop())
+      skipped.setdefault(reason, []).append(result.name)
+      continue
     for stage in result.stages:
       if stage.state == "skipped" and result.ok:
         reason = stage.stage, printable(stage.message)

@@ -35,7 +35,9 @@ def executor(
   elif name == "processes":
     # Not forked: JAX has threads.
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        jobs, context, initializer=programs.die_with_parent
+    ) as pool:
       try:
         yield pool
       except BaseException:

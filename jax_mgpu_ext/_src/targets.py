@@ -23,7 +23,12 @@ _SEPARATOR = "::"
 # More than any of them; one that is larger is a slip of the pen.
 _MAX_NUMBER = 2**50
 # No file of targets is larger; what is, was given by mistake.
-_MAX_FILE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 16
+# What Mosaic GPU compiles for; LLVM ends the process for others.
+_CAPABILITIES = range(9, 13)
+# Of numbers that XLA keeps in 32 bits.
+_MAX_COUNT = 2**31 - 1
+_LARGE = ("memory_bytes", "memory_bytes_per_s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,7 +242,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Target]:
     with open(path, "rb") as file:
       data = file.read(_MAX_FILE_BYTES + 1)
     if len(data) > _MAX_FILE_BYTES:
-      raise ValueError("it is larger than 1 MiB")
+      raise ValueError("it is larger than 64 KiB")
     document = tomllib.loads(data.decode())
   except (OSError, ValueError, RecursionError) as e:
     reason = e.strerror if isinstance(e, OSError) else str(e)
@@ -281,10 +286,11 @@ def _make(
   values.pop("name", None)
   base = values.pop("based_on", None)
   if base is not None:
-    if base not in bases:
+    if not isinstance(base, str) or base not in bases:
       raise errors.TargetError(
           "expected based_on to name a target that stands before it or is"
-          f" shipped ({', '.join(bases)}), got {base!r}"
+          f" shipped ({', '.join(bases)}), got"
+          f" {errors.one_line(repr(base), 80)}"
       )
     values = {**bases[base].to_json(), **values}
   values["name"] = name
@@ -317,15 +323,22 @@ def _canonical(field: dataclasses.Field[Any], value: Any) -> Any:
         or not all(type(number) is int and 0 <= number < 100 for number in value)
     ):
       raise _bad_value(field.name, value, "two numbers, as [9, 0]")
+    if value[0] not in _CAPABILITIES:
+      raise _bad_value(
+          field.name, value,
+          f"[{_CAPABILITIES[0]}, 0] to [{_CAPABILITIES[-1]}, ...], for which"
+          " Mosaic GPU compiles",
+      )
     return tuple(value)
   kinds = (int, float) if field.type == "float" else (int,)
   least = 0 if field.name in ("tmem_columns", "smem_bytes_reserved_per_block") else 1
   if (
       isinstance(value, bool)
       or not isinstance(value, kinds)
+      # First: an int may be too large to be asked whether it is finite.
+      or value > (_MAX_NUMBER if field.name in _LARGE else _MAX_COUNT)
       or not math.isfinite(value)
       or not (0 < value if field.type == "float" else least <= value)
-      or value > _MAX_NUMBER
   ):
     words = "a positive number"
     if field.type == "int":

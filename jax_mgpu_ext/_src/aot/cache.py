@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import tempfile
+import time
 from typing import Any
 import warnings
 import zlib
@@ -31,7 +32,11 @@ _DIGEST_BYTES = 32
 # The least recently used entries go when there is more than this.
 MAX_BYTES = 1 << 30
 
-_swept: set[pathlib.Path] = set()
+# Looking through all of them takes a while.
+_SWEEP_EVERY = 50
+_stores: dict[pathlib.Path, int] = {}
+# Of a process that was killed, if it is older, in seconds.
+_OLD_PART_S = 3600.0
 
 
 def folder() -> pathlib.Path:
@@ -63,10 +68,10 @@ def key(module: bytes, **parts: Any) -> str:
 
 def load(name: str) -> dict[str, Any] | None:
   """Returns an entry, None if there is no sound one of that name."""
-  path = folder() / (name + _SUFFIX)
   try:
+    path = folder() / (name + _SUFFIX)
     data = path.read_bytes()
-  except OSError:
+  except (OSError, RuntimeError):  # Also where nobody has a home.
     return None
   document = _decode(name, data)
   if document is None:
@@ -85,9 +90,11 @@ def _decode(name: str, data: bytes) -> dict[str, Any] | None:
   body = data[start:]
   if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
     return None
-  # What the hash has found sound was written by `store`.
-  document = json.loads(zlib.decompress(body))
-  return document["value"] if document["name"] == name else None
+  try:
+    document = json.loads(zlib.decompress(body))
+    return document["value"] if document["name"] == name else None
+  except (KeyError, TypeError, ValueError, RecursionError, zlib.error):
+    return None  # The hash is right, yet it is not ours.
 
 
 def store(name: str, value: Mapping[str, Any]) -> None:
@@ -95,9 +102,9 @@ def store(name: str, value: Mapping[str, Any]) -> None:
   body = zlib.compress(
       json.dumps({"name": name, "value": value}).encode(), level=1
   )
-  target = folder()
-  part = None
+  target, part = None, None
   try:
+    target = folder()
     target.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=target, suffix=".part")
     with os.fdopen(handle, "wb") as file:
@@ -105,11 +112,11 @@ def store(name: str, value: Mapping[str, Any]) -> None:
     os.replace(part, target / (name + _SUFFIX))
     part = None
     _sweep(target)
-  except OSError as e:
+  except (OSError, RuntimeError) as e:
     warnings.warn(
         errors.CompileCacheWarning(
             f"cannot keep compiled kernels in {str(target)!r}:"
-            f" {e.strerror or e}. Name another folder in"
+            f" {getattr(e, 'strerror', None) or e}. Name another folder in"
             f" {config.CACHE_DIR_VARIABLE}, or pass cache=False"
         ),
         stacklevel=2,
@@ -121,10 +128,10 @@ def store(name: str, value: Mapping[str, Any]) -> None:
 
 
 def _sweep(target: pathlib.Path) -> None:
-  """Removes what has not been used for longest, once a process."""
-  if target in _swept:
+  """Removes what has not been used for longest, once in so many stores."""
+  _stores[target] = _stores.get(target, 0) + 1
+  if _stores[target] % _SWEEP_EVERY != 1:
     return
-  _swept.add(target)
   found = []
   for path in target.iterdir():
     if path.suffix in (_SUFFIX, ".part"):
@@ -147,8 +154,10 @@ def clear() -> int:
   if not target.is_dir():
     return 0
   for path in target.iterdir():
-    if path.suffix in (_SUFFIX, ".part"):
-      with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # Somebody else removed it.
+      # Somebody may be writing the younger parts.
+      old = time.time() - path.stat().st_mtime > _OLD_PART_S
+      if path.suffix == _SUFFIX or (path.suffix == ".part" and old):
         path.unlink()
         count += path.suffix == _SUFFIX
   return count

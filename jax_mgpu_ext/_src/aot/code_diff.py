@@ -114,7 +114,13 @@ class _Normaliser:
     self._registers = {}
     self._labels = {}
     self._used_labels = labels.intersection(itertools.chain.from_iterable(
-        self._names.findall(i.operands) for i in function.instructions
+        map(
+            self._names.findall,
+            itertools.chain(
+                (i.operands for i in function.instructions),
+                function.directives,  # As the targets of `brx.idx`.
+            ),
+        )
     ))
     yield f"{name}:"
     for directive in function.directives:

@@ -25,9 +25,12 @@ from jax_mgpu_ext._src.targets import Target
 # For importing JAX and loading the compiler, which is no part of any kernel's
 # time; in seconds.
 _START_S = 120.0
+# How often one may end before it has begun.
+_MAX_DEATHS = 3
 # How much of what a compiler printed is told, in lines: of what looks like the
 # reason, or else of the end.
 _MAX_LINES = 20
+_PREFIX = "mgpu-ext-"
 _REASON = re.compile(
     r"LLVM ERROR|\berror\b|\bfatal\b|Check failed|Assertion|terminate called"
     r"|what\(\)|RAW:|bad_alloc|RESOURCE_EXHAUSTED|^F\d{4} ",
@@ -48,7 +51,8 @@ class _Compiler(children.Child):
 
   def __init__(self, target: Target):
     self.target = target
-    self.folder = tempfile.mkdtemp(prefix="mgpu-ext-")
+    _remove_orphans()
+    self.folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
     try:
       super().__init__(
           "jax_mgpu_ext._src.aot.worker",
@@ -59,7 +63,11 @@ class _Compiler(children.Child):
               "TF_CPP_MIN_LOG_LEVEL": "1",
               # It must not keep what it compiled: nothing would be dumped.
               "JAX_ENABLE_COMPILATION_CACHE": "false",
+              # Types are as the caller's JAX has made them.
+              "JAX_ENABLE_X64": "true",
+              "TMPDIR": self.folder,
           },
+          folder=self.folder,
       )
     except BaseException:
       shutil.rmtree(self.folder, ignore_errors=True)
@@ -80,6 +88,19 @@ class _Compiler(children.Child):
     shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _remove_orphans() -> None:
+  """Removes what processes have left behind that were killed."""
+  for folder in pathlib.Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+    owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    if owner.isdecimal():
+      try:
+        os.kill(int(owner), 0)
+      except ProcessLookupError:
+        shutil.rmtree(folder, ignore_errors=True)
+      except (OSError, OverflowError):
+        pass  # Somebody else's.
+
+
 class _Pool:
   """The compilers of this process."""
 
@@ -90,31 +111,35 @@ class _Pool:
     self._all: set[_Compiler] = set()
 
   @contextlib.contextmanager
-  def compiler(self, target: Target, limit: int) -> Iterator[_Compiler]:
+  def compiler(
+      self, target: Target, limit: int, *, fresh: bool = False
+  ) -> Iterator[_Compiler]:
     """Lends a compiler; an exception in the block ends it.
 
     Args:
       target: What it compiles for.
       limit: How many there may be for the target; waits for one if all are
         busy.
+      fresh: Whether it must be one that has compiled nothing yet.
     """
-    stale, compiler = [], None
-    with self._condition:
-      while True:
-        idle = self._idle.setdefault(target, [])
-        stale += [c for c in idle if c.has_ended()]
-        idle[:] = [c for c in idle if not c.has_ended()]
-        if idle:
-          compiler = idle.pop()
-          break
-        if self._busy.get(target, 0) < limit:
-          break
-        self._condition.wait()
-      self._busy[target] = self._busy.get(target, 0) + 1
-    healthy = False
+    ended, compiler, counted, healthy = [], None, False, False
     try:
-      for ended in stale:
-        self._end(ended)
+      with self._condition:
+        while True:
+          idle = self._idle.setdefault(target, [])
+          ended += [c for c in idle if c.has_ended()]
+          idle[:] = [c for c in idle if not c.has_ended()]
+          if idle and fresh:
+            ended.append(idle.pop())
+          elif idle:
+            compiler = idle.pop()
+          if compiler or self._busy.get(target, 0) < limit:
+            break
+          self._condition.wait()
+        counted = True
+        self._busy[target] = self._busy.get(target, 0) + 1
+      for other in ended:
+        self._end(other)
       if compiler is None:
         compiler = _Compiler(target)
         with self._condition:
@@ -123,13 +148,17 @@ class _Pool:
       yield compiler
       healthy = True
     finally:
-      if compiler is not None and not healthy:
-        self._end(compiler)
+      # First what others wait for: ending a process takes its time, and may be
+      # interrupted.
       with self._condition:
-        self._busy[target] -= 1
-        if healthy:
+        if counted:
+          self._busy[target] -= 1
+        # One that was ended meanwhile, by `close`, is not lent again.
+        if healthy and compiler in self._all:
           self._idle[target].append(compiler)
         self._condition.notify_all()
+      if compiler is not None and not healthy:
+        self._end(compiler)
 
   def _end(self, compiler: _Compiler) -> None:
     with self._condition:
@@ -163,9 +192,23 @@ if hasattr(os, "register_at_fork"):
   os.register_at_fork(after_in_child=_forget)
 
 
+# Counts the calls of `shut_down`.
+_shut_downs = 0
+
+
 def shut_down() -> None:
-  """Ends the processes that compile; the next kernel starts new ones."""
+  """Ends the processes that compile; the next kernel starts new ones.
+
+  What is being compiled in other threads ends with an error.
+  """
+  global _shut_downs
+  _shut_downs += 1
   _pool.close()
+
+
+def session() -> int:
+  """Returns what changes with `shut_down`: see `compile_module`."""
+  return _shut_downs
 
 
 def compile_module(
@@ -176,6 +219,7 @@ def compile_module(
     timeout_s: float,
     memory_limit_bytes: int | None,
     workers: int = 1,
+    started_in: int | None = None,
 ) -> dict[str, Any]:
   """Compiles a module in a process of its own.
 
@@ -186,6 +230,8 @@ def compile_module(
     timeout_s: Time limit, in seconds.
     memory_limit_bytes: How much memory the process may use, or None.
     workers: How many processes there may be for the target.
+    started_in: The `session` that the caller began in: if it is over, nothing is
+      compiled any more.
 
   Returns:
     What the worker sent: see `worker`.
@@ -193,9 +239,15 @@ def compile_module(
   Raises:
     CompileError: The compiler refused it, ended, or took too long.
   """
-  for attempt in range(3):
+  begun_in = session() if started_in is None else started_in
+  fresh, deaths = False, 0
+  while True:
+    if session() != begun_in:
+      raise errors.CompilerCrashError(
+          f"the compiler for {target.name} was ended by shut_down()", target.name
+      )
     try:
-      with _pool.compiler(target, workers) as compiler:
+      with _pool.compiler(target, workers, fresh=fresh) as compiler:
         event = _compile(
             compiler, module, nvdisasm, timeout_s, memory_limit_bytes
         )
@@ -203,7 +255,7 @@ def compile_module(
           raise _Stale()
       return _outcome(event, target, memory_limit_bytes)
     except _Stale:
-      pass  # A fresh process will say what it does.
+      fresh = True  # Only a fresh process will say what it does.
     except children.ChildTimeout as timeout:
       raise errors.CompileTimeoutError(
           f"the compiler for {target.name} did not start in {_START_S:g} s",
@@ -212,13 +264,11 @@ def compile_module(
     except children.ChildDied as died:
       # It ended of its own while it was idle, or somebody ended it, before it
       # had begun: that says nothing about the kernel.
-      if attempt == 2:
+      deaths += 1
+      if deaths == _MAX_DEATHS:
         raise errors.CompilerCrashError(
             f"the compiler for {target.name} does not start: {died}", target.name
         ) from died
-  raise errors.CompilerCrashError(
-      f"the compiler for {target.name} does not start", target.name
-  )
 
 
 class _Stale(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
+import math
 from typing import Any
 
 from jax_mgpu_ext._src import errors
@@ -111,6 +112,8 @@ def compile_with(
     workers: int = 1,
 ) -> CompiledKernel:
   """As `compile_kernel`, with a number of processes for the target."""
+  _check_limits(timeout_s, memory_limit_bytes)
+  started_in = compilers.session()
   tools = toolchain.find(sass=sass)
   lowered = lowering.lower(fn, args, kwargs, target)
   name = ""
@@ -123,9 +126,12 @@ def compile_with(
     )
     found = cache_lib.load(name)
     if found is not None:
-      return compiled.from_worker(
-          found, target, lowered.resources, cached=True
-      )
+      try:
+        return compiled.from_worker(
+            found, target, lowered.resources, cached=True
+        )
+      except (AttributeError, KeyError, TypeError, ValueError):
+        pass  # Of another version of this package: compiled anew.
   event = compilers.compile_module(
       lowered.module,
       target,
@@ -133,8 +139,33 @@ def compile_with(
       timeout_s=timeout_s,
       memory_limit_bytes=memory_limit_bytes,
       workers=workers,
+      started_in=started_in,
   )
   event.pop("event", None)
   if cache:
     cache_lib.store(name, event)
   return compiled.from_worker(event, target, lowered.resources, cached=False)
+
+
+def _check_limits(timeout_s: Any, memory_limit_bytes: Any) -> None:
+  """Checks, before anything is done, that limits are some.
+
+  Raises:
+    ValueError: They are none.
+  """
+  if (
+      isinstance(timeout_s, bool)
+      or not isinstance(timeout_s, (int, float))
+      or not 0 < timeout_s < math.inf
+  ):
+    raise ValueError(
+        f"expected a positive number of seconds, got timeout_s={timeout_s!r}"
+    )
+  if memory_limit_bytes is not None and (
+      type(memory_limit_bytes) is not int  # pylint: disable=unidiomatic-typecheck
+      or not 0 < memory_limit_bytes < 2**62
+  ):
+    raise ValueError(
+        "expected a positive number of bytes, or None, got"
+        f" memory_limit_bytes={memory_limit_bytes!r}"
+    )

@@ -54,9 +54,10 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     match = _DUMP.fullmatch(path.name)
     if match is None:
       raise DumpError(f"expected NAME_N.ptx, got {path.name!r}")
-    found.append((int(match["number"]), match["name"], path))
+    # The numbers are of when a kernel was lowered, in some releases.
+    found.append((path.stat().st_mtime_ns, int(match["number"]), match["name"], path))
   kernels = []
-  for _, name, path in sorted(found):
+  for _, _, name, path in sorted(found):
     log = _text(path.with_suffix(".ptxas"))
     passes = _text(path.with_suffix(".mlir-passes.log"))
     kernels.append({

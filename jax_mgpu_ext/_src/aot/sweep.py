@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import concurrent.futures
 import dataclasses
 import functools
+import os
 from typing import Any
 
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import loading
 from jax_mgpu_ext._src import programs
+from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src import targets as targets_lib
+from jax_mgpu_ext._src import texts
 from jax_mgpu_ext._src.aot import compilers
+from jax_mgpu_ext._src.errors import UsageError
 from jax_mgpu_ext._src.targets import Target
 
 # What a configuration may be: a function and its arguments, or something that
@@ -128,7 +132,8 @@ def sweep(
   if isinstance(targets, (str, Target)):
     targets = (targets,)
   chosen = list(targets_lib.distinct(targets).values())
-  names = list(_named(configs))
+  named = _named(configs)
+  names = list(named)
   if not names:
     raise TypeError("expected at least one configuration, got none")
   jobs = jobs or programs.num_cores()
@@ -142,7 +147,7 @@ def sweep(
   futures: list[concurrent.futures.Future[SweepRow]] = []
   try:
     for name in names:
-      config = configs if isinstance(configs, str) else _named(configs)[name]
+      config = configs if isinstance(configs, str) else named[name]
       for target in chosen:
         futures.append(
             executor.submit(_row, config, name, target.to_json(), options)
@@ -168,25 +173,55 @@ def _named(configs: Any) -> dict[str, Config]:
   """Returns the configurations by their names.
 
   Raises:
-    TypeError: They are no configurations.
+    TypeError: They are no configurations, or two have one name.
   """
   if isinstance(configs, str):
-    return _loaded(configs)
+    return _loaded(*_place(configs))
   if callable(configs):
     configs = configs()
   if isinstance(configs, Mapping):
-    return {str(name): config for name, config in configs.items()}
-  if isinstance(configs, Iterable):
-    return {str(place): config for place, config in enumerate(configs)}
-  raise TypeError(
-      "expected a mapping of names to configurations, or a sequence of them, got"
-      f" {type(configs).__name__}"
-  )
+    pairs = [(str(name), config) for name, config in configs.items()]
+  elif isinstance(configs, Iterable):
+    pairs = [(str(place), config) for place, config in enumerate(configs)]
+  else:
+    raise TypeError(
+        "expected a mapping of names to configurations, or a sequence of them,"
+        f" got {type(configs).__name__}"
+    )
+  named = dict(pairs)
+  if len(named) < len(pairs):
+    [name, *_] = [n for n, _ in pairs if sum(n == m for m, _ in pairs) > 1]
+    raise TypeError(f"two configurations are called {name!r} as a text")
+  return named
 
 
-@functools.cache
-def _loaded(source: str) -> dict[str, Config]:
-  return _named(loading.load_object(source))
+def _place(source: str) -> tuple[str, int]:
+  """Returns where configurations come from, and which edition of it."""
+  where, _, name = source.rpartition(":")
+  try:
+    return f"{os.path.realpath(where)}:{name}", os.stat(where).st_mtime_ns
+  except (OSError, ValueError):  # A module; or nothing, as is said later.
+    return source, 0
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(source: str, unused_edition: int) -> dict[str, Config]:
+  """Imports configurations.
+
+  Raises:
+    UsageError: There are none, or their own code fails.
+  """
+  found = loading.load_object(source)
+  try:
+    return _named(found)
+  except TypeError as e:
+    if callable(found):
+      raise UsageError(f"{source!r} failed: {loading.describe(e)}") from e
+    raise
+  except (KeyboardInterrupt, UsageError):
+    raise
+  except BaseException as e:  # SystemExit, too. pylint: disable=broad-exception-caught
+    raise UsageError(f"{source!r} failed: {loading.describe(e)}") from e
 
 
 def _row(
@@ -199,7 +234,7 @@ def _row(
   row = functools.partial(SweepRow, config=name, target=gpu.name)
   try:
     if isinstance(config, str):
-      config = _loaded(config)[name]
+      config = _named(config)[name]  # Imported once a process.
     if callable(config):
       config = config()
     if not (
@@ -208,28 +243,29 @@ def _row(
     ):
       raise TypeError(
           "expected a pair (function, (arguments, ...)), or a function that"
-          f" returns one, got {errors.one_line(repr(config), 120)}"
+          f" returns one, got {spec_text.describe(config)}"
       )
     code = compiling.compile_with(config[0], config[1], {}, gpu, **options)
-  except errors.AotUnavailableError:
-    raise  # The same for all of them.
-  except Exception as e:  # pylint: disable=broad-exception-caught
-    over = getattr(e, "code", "") in _OVER
-    text = errors.one_line(str(e), 400)
     return row(
-        state="over" if over else "refused",
-        code=getattr(e, "code", ""),
-        message=text if getattr(e, "code", "") else f"{type(e).__name__}: {text}",
+        state="spills" if code.spill_bytes else "fits",
+        registers=code.registers,
+        spill_bytes=code.spill_bytes,
+        smem_bytes=code.smem_bytes,
+        tmem_columns=code.tmem_columns,
+        blocks_per_sm=code.blocks_per_sm,
+        cluster_size=code.cluster_size,
+        compile_s=code.compile_s,
+        cached=code.cached,
+        opcode_classes=code.class_counts(),
     )
-  return row(
-      state="spills" if code.spill_bytes else "fits",
-      registers=code.registers,
-      spill_bytes=code.spill_bytes,
-      smem_bytes=code.smem_bytes,
-      tmem_columns=code.tmem_columns,
-      blocks_per_sm=code.blocks_per_sm,
-      cluster_size=code.cluster_size,
-      compile_s=code.compile_s,
-      cached=code.cached,
-      opcode_classes=code.class_counts(),
-  )
+  except (errors.AotUnavailableError, KeyboardInterrupt):
+    raise  # The first is the same for all of them.
+  except BaseException as e:  # SystemExit, too. pylint: disable=broad-exception-caught
+    code = getattr(e, "code", "")
+    code = code if isinstance(code, str) else ""
+    text = errors.one_line(texts.text_of(e), 400)
+    return row(
+        state="over" if code in _OVER else "refused",
+        code=code,
+        message=text if code else f"{type(e).__name__}: {text}",
+    )

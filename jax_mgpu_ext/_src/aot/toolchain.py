@@ -7,6 +7,7 @@ import functools
 import importlib
 from importlib import util
 import os
+import shutil
 import threading
 from typing import Any
 
@@ -76,19 +77,25 @@ def find(*, sass: bool) -> Toolchain:
       "jaxlib": installed.version("jaxlib") or "",
       plugin: found[plugin] or "",
       pjrt: installed.version(pjrt) or "",
-      "ptxas": _fingerprint(_ptxas()),
+      "ptxas": _fingerprint(ptxas()),
       "nvdisasm": _fingerprint(nvdisasm) if sass else "",
   }
   return Toolchain(versions=versions, nvdisasm=nvdisasm)
 
 
-def _ptxas() -> str | None:
-  """Returns the assembler that JAX tells XLA to use, None if it names none."""
+def ptxas() -> str | None:
+  """Returns the assembler that the compilers' processes use.
+
+  That is the one of the CUDA packages that JAX has found, else the first in PATH;
+  None: XLA's own.
+  """
   from jax._src import lib  # pylint: disable=g-import-not-at-top
 
-  if lib.cuda_path is None:
-    return None
-  return os.path.join(lib.cuda_path, "bin", "ptxas")
+  if lib.cuda_path is not None:
+    path = os.path.join(lib.cuda_path, "bin", "ptxas")
+    if os.access(path, os.X_OK):
+      return path
+  return shutil.which("ptxas")
 
 
 def _fingerprint(path: str | None) -> str:

@@ -23,6 +23,7 @@ import os
 import pathlib
 import queue
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -38,9 +39,10 @@ _IDLE_S = 300.0
 # itself, and clears away the folder that Mosaic leaves behind.
 _KEEP_BINARY = """\
 #!/bin/sh
+PATH="$PATH:/usr/bin:/bin"
 for argument; do
   if [ -f "$argument" ]; then
-    mv "$argument" "$(mktemp '{folder}/XXXXXX')"
+    mv "$argument" "$(mktemp {folder}/XXXXXX)"
     rmdir "${{argument%/*}}"
   fi
 done
@@ -79,11 +81,16 @@ class _Worker(child_server.Server):
     (self._folder / "binaries").mkdir()
     script = programs / "nvdisasm"
     script.write_text(
-        _KEEP_BINARY.format(folder=self._folder / "binaries"), encoding="utf-8"
+        _KEEP_BINARY.format(folder=shlex.quote(str(self._folder / "binaries"))),
+        encoding="utf-8",
     )
     script.chmod(0o700)
     # Where Mosaic, which has set it by now, looks for the disassembler.
     os.environ["MOSAIC_GPU_CUDA_ROOT"] = str(programs.parent)
+    # XLA takes the first assembler that it finds.
+    if (ptxas := toolchain.ptxas()) is not None:
+      path = os.environ.get("PATH", "")
+      os.environ["PATH"] = os.pathsep.join([os.path.dirname(ptxas), path])
     self._device = toolchain.device(config)
     self.send("ready")
 
