@@ -16,3 +16,5 @@ def pytest_sessionstart(session):
   flags.FLAGS(["pytest", f"--test_tmpdir={folder.name}"])
   # What the tests compile is not kept among what the user has compiled.
   os.environ["JAX_MGPU_EXT_CACHE_DIR"] = os.path.join(folder.name, "compiled")
+  # As in a worker of `mgpu-ext check`: interpreted clusters need many threads.
+  os.environ.setdefault("NPROC", "32")

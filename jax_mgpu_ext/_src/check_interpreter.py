@@ -9,6 +9,7 @@ nothing. This module gets hold of all three, on every supported release.
 from __future__ import annotations
 
 from collections.abc import Iterator
+import dataclasses
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any
 
 from jax._src import source_info_util
 from jax._src.pallas.mosaic import interpret as shared_interpret
+from jax._src.pallas.mosaic_gpu import core as mosaic_gpu_core
 from jax._src.pallas.mosaic_gpu import interpret as gpu_interpret
 from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret import params as interpret_params
@@ -31,6 +33,12 @@ _FOLDERS = tuple(
     os.path.dirname(module.__file__) + os.sep
     for module in (shared_interpret, gpu_interpret)
 )
+# The interpreter's own function that reads a buffer.
+_get = gpu_callbacks._get
+# The interpreter of JAX 0.10.2 has no clusters.
+_HAS_CLUSTERS = "block_id" in (
+    field.name for field in dataclasses.fields(gpu_callbacks.HostAllocationKey)
+)
 # Read only by `waiting_threads`, which runs while a kernel hangs.
 _failures: list[BaseException] = []
 
@@ -38,6 +46,28 @@ _failures: list[BaseException] = []
 def parameters(*, detect_races: bool) -> Any:
   """Returns the value for `interpret=` that turns the GPU interpreter on."""
   return interpret_params.InterpretGPUParams(detect_races=detect_races)
+
+
+def _get_of_cluster(token, mesh, thread, key, transforms, *args, **kwargs):
+  """Reads a buffer, that of another block of the cluster if the ref says so.
+
+  The interpreter keeps the SMEM of each block by the number of the block, and
+  refuses `plgpu.cluster_ref` only since it does not know what it means. A read
+  from a block that has left fails; all reads are checked for races.
+  """
+  own = []
+  for transform in transforms:
+    if (
+        isinstance(transform, mosaic_gpu_core.ClusterRefTransform)
+        and len(transform.idxs) == 1
+    ):
+      (block,) = transform.idxs
+      key = dataclasses.replace(
+          gpu_callbacks.HostAllocationKey.from_array(key), block_id=int(block)
+      ).as_np_array
+    else:
+      own.append(transform)
+  return _get(token, mesh, thread, key, tuple(own), *args, **kwargs)
 
 
 class _Collector(logging.Handler):
@@ -98,12 +128,15 @@ class Watch:
     self._callback_logger.propagate = False
     self._callback_logger.addHandler(self._collector)
     logging.getLogger().addHandler(self._collector)
+    if _HAS_CLUSTERS:
+      gpu_callbacks._get = _get_of_cluster
     self._stdout = sys.stdout
     sys.stdout = _Output(self._stdout, self.races)
     return self
 
   def __exit__(self, *unused: Any) -> None:
     sys.stdout = self._stdout
+    gpu_callbacks._get = _get
     logging.getLogger().removeHandler(self._collector)
     self._callback_logger.removeHandler(self._collector)
     self._callback_logger.propagate = self._propagate

@@ -74,6 +74,10 @@ class Worker(children.Child):
             "JAX_PLATFORMS": "cpu",
             # Hidden frames would hide who raised a NotImplementedError.
             "JAX_TRACEBACK_FILTERING": "off",
+            # Each thread of a kernel that waits holds one of XLA's threads for
+            # callbacks. By default there are as many as cores, and on a small
+            # machine a cluster waits for ever for the block that has none.
+            "NPROC": "32",
         },
     )
     self.source = source
