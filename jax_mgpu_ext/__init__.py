@@ -23,6 +23,7 @@ if TYPE_CHECKING:
   from jax_mgpu_ext import check as check
   from jax_mgpu_ext import hooks as hooks
   from jax_mgpu_ext import kernels as kernels
+  from jax_mgpu_ext import specs as specs
   from jax_mgpu_ext import targets as targets
   from jax_mgpu_ext._src.avals import array_aval as array_aval
   from jax_mgpu_ext._src.avals import array_avals as array_avals
@@ -59,6 +60,7 @@ _PUBLIC = {
     "check": "",
     "hooks": "",
     "kernels": "",
+    "specs": "",
     "targets": "",
 }
 

@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 from jax_mgpu_ext._src import aval_table
+from jax_mgpu_ext._src import composites
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src import weak_cache
@@ -36,7 +37,8 @@ def ref_aval(spec: Any) -> Any:
 
   Returns:
     An `AbstractRef`, or a `TransformedRef` around one for specs with
-    transforms. A spec always gets the same object.
+    transforms. A spec always gets the same object. For a composite spec, the same
+    composite with the ref avals of its parts.
 
   Raises:
     SpecError: The object describes no ref; says what to write instead. Also an
@@ -46,6 +48,8 @@ def ref_aval(spec: Any) -> Any:
   # The identity may be that of a spec that is gone.
   if known is not None and known[0]() is spec:
     return known[1]
+  if composites.is_composite(spec):
+    return ref_avals(spec, root=type(spec).__name__)
   entry = _entry_of(type(spec))
   aval = _answer(entry.ref_aval, spec)
   if not isinstance(aval, aval_table.ref_types()):

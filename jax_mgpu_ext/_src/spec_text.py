@@ -50,6 +50,11 @@ def _describe(value: Any) -> str:
       return f"{name}({tuple(value.shape)}, {value.dtype})"
     if not dataclasses.is_dataclass(value):
       return f"{value.dtype}{list(value.shape)}"
+  if type(value) is dict:  # pylint: disable=unidiomatic-typecheck
+    items = (f"{key!r}: {_describe(item)}" for key, item in value.items())
+    return "{" + ", ".join(items) + "}"
+  if type(value) is list:  # pylint: disable=unidiomatic-typecheck
+    return f"[{', '.join(map(_describe, value))}]"
   if dataclasses.is_dataclass(value):
     arguments = (
         f"{field.name}={getattr(value, field.name)!r}"

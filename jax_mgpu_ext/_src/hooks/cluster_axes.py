@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from jax_mgpu_ext._src import avals
+from jax_mgpu_ext._src import composites
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src.hooks import barrier_constructors
@@ -129,6 +130,32 @@ def check_barriers(
   avals.check_specs(check, items, root)
 
 
+def check_composites(scratch: Any, root: str, num_threads: int) -> None:
+  """Checks the composite specs of a scratch tree against the mesh.
+
+  Args:
+    scratch: A pytree of specs.
+    root: Its name in error messages.
+    num_threads: Threads of a block.
+
+  Raises:
+    SpecError: What a composite's own `check_mesh` raises, with its path.
+  """
+  items, _ = contract.scratch_items(scratch)
+  if isinstance(items, dict) and not all(isinstance(k, str) for k in items):
+    return  # No names for keywords, as JAX is about to say.
+  for path, spec in composites.find(items):
+    if not hasattr(spec, "check_mesh"):
+      continue
+    try:
+      spec.check_mesh(num_threads)
+    except errors.SpecError as e:
+      import jax  # pylint: disable=g-import-not-at-top
+
+      e.path = root + jax.tree_util.keystr(path)
+      raise
+
+
 def _check_barrier(
     spec: Any, cluster: dict[Any, int], arrivals_per_thread: int
 ) -> None:
@@ -224,6 +251,7 @@ def _wrap_kernel(original):
         check_barriers(
             kwargs[root], root, cluster, 128 if semantics == lane else 1
         )
+        check_composites(kwargs[root], root, kwargs.get("num_threads") or 1)
     return result
 
   return kernel
