@@ -72,10 +72,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 
-from jax_mgpu_ext._src.specs.accumulator_ring import AccumulatorRing
 from jax_mgpu_ext.check import kernel_case
 from jax_mgpu_ext.kernels import blackwell_tiles
 from jax_mgpu_ext.kernels.blackwell_tiles import GemmConfig
+from jax_mgpu_ext.specs import AccumulatorRing
 from jax_mgpu_ext.specs import RingBuffer
 from jax_mgpu_ext.specs import TiledSMEM
 

@@ -14,6 +14,7 @@ from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src.specs import barriers
 from jax_mgpu_ext._src.specs import composite
 from jax_mgpu_ext._src.specs import ring_buffer
+from jax_mgpu_ext._src.specs import steps
 
 # PTX ISA, "Tensor Memory Addressing": 128 lanes of 512 columns of 32 bits.
 _LANES = 128
@@ -174,7 +175,7 @@ class AccumulatorRing:
     Args:
       step: The step, from 0 on: an integer, or a traced one.
     """
-    ring_buffer.wait_until_free(self.empty, step, self.num_stages)
+    steps.wait_until_free(self.empty, step, self.num_stages)
 
   def producer_commit(self, step: Any) -> None:
     """Hands the accumulator over, once the MMAs issued so far are done.
@@ -220,10 +221,10 @@ class AccumulatorRing:
       num_steps: How many steps there were, 0 or more: an integer, or a traced
         one.
     """
-    ring_buffer.wait_until_all_free(self.empty, num_steps, self.num_stages)
+    steps.wait_until_all_free(self.empty, num_steps, self.num_stages)
 
   def _index(self, step: Any) -> Any:
-    return ring_buffer.index_of(step, self.num_stages)
+    return steps.index_of(step, self.num_stages)
 
 
 def _check_accumulator(acc: Any, axis: Any) -> None:

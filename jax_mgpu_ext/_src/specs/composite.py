@@ -100,7 +100,8 @@ def count(name: str, value: Any, least: int, cls: str) -> int:
     raise errors.SpecTypeError(
         f"{name} must be an integer, got {name}={spec_text.describe(value)} in"
         f" {cls}",
-        code="MGPU121", hint=f"Write {name}={max(least, 2)}",
+        code="MGPU121",
+        hint=f"Write a whole number, {least} or more, as {name}={least}",
     )
   if number < least:
     raise errors.SpecError(

@@ -7,14 +7,13 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src.specs import barriers
 from jax_mgpu_ext._src.specs import composite
+from jax_mgpu_ext._src.specs import steps
 
 # Mosaic keeps the phases of one barrier array in the bits of an int32.
 MAX_STAGES = 32
@@ -136,8 +135,16 @@ class RingBuffer:
         () if a is None else tuple(a) if isinstance(a, (tuple, list)) else (a,)
         for a in _of_leaves("collective_axes", self.collective_axes, structure)
     )
+    for of_leaf in axes:
+      if len({*of_leaf}) < len(of_leaf):
+        raise errors.SpecError(
+            "collective_axes must name each axis once, got"
+            f" collective_axes={of_leaf} in RingBuffer",
+            code="MGPU024",
+            hint=f"Write collective_axes={tuple(dict.fromkeys(of_leaf))}",
+        )
     tracked = _of_leaves("leader_tracked", self.leader_tracked, structure)
-    if self.consumer_reads == "tcgen05" or any(tracked):
+    if self.consumer_reads == "tcgen05" or tracked.count(None) < len(tracked):
       _check_leader(axes, tracked, self.consumer_reads)
     put("data", structure.unflatten(stages))
     put("collective_axes", axes)
@@ -209,7 +216,7 @@ class RingBuffer:
     Args:
       step: The step, from 0 on: an integer, or a traced one.
     """
-    wait_until_free(self.empty, step, self.num_stages)
+    steps.wait_until_free(self.empty, step, self.num_stages)
 
   def copy_in(self, src: Any, *, step: Any, **options: Any) -> None:
     """Starts the copies from GMEM into the stage of a step.
@@ -222,7 +229,17 @@ class RingBuffer:
         stage, or where it is partitioned, of those of both blocks together.
       step: The step.
       **options: For `plgpu.copy_gmem_to_smem`.
+
+    Raises:
+      SpecError: The ring has no transfers.
     """
+    if not self.transfers_per_stage:
+      raise errors.SpecError(
+          "copy_in is for rings with transfers_per_stage=1 or more, got 0 in"
+          " RingBuffer",
+          code="MGPU125", hint="Leave transfers_per_stage out, or store into"
+          " stage(step) and call producer_commit(step)",
+      )
     index = self._index(step)
     refs = self._structure.flatten_up_to(self.data)
     sources = self._structure.flatten_up_to(src)
@@ -247,6 +264,13 @@ class RingBuffer:
     Args:
       step: The step.
     """
+    if self.transfers_per_stage:
+      raise errors.SpecError(
+          "producer_commit is for rings with transfers_per_stage=0, got"
+          f" {self.transfers_per_stage} in RingBuffer",
+          code="MGPU125", hint="Leave producer_commit out: copies arrive by"
+          " themselves. For ordinary stores write transfers_per_stage=0",
+      )
     if self._touched_by_async:
       plgpu.commit_smem()
     plgpu.barrier_arrive(self.full.at[self._index(step)])
@@ -291,7 +315,7 @@ class RingBuffer:
       num_steps: How many steps there were, 0 or more: an integer, or a traced
         one.
     """
-    wait_until_all_free(self.empty, num_steps, self.num_stages)
+    steps.wait_until_all_free(self.empty, num_steps, self.num_stages)
 
   @property
   def _touched_by_async(self) -> bool:
@@ -307,38 +331,7 @@ class RingBuffer:
     )
 
   def _index(self, step: Any) -> Any:
-    return index_of(step, self.num_stages)
-
-
-def index_of(step: Any, num_stages: int) -> Any:
-  """Returns the stage of a step: an int, if the step is one."""
-  if isinstance(step, int):
-    return step % num_stages
-  return lax.rem(step, num_stages)
-
-
-def wait_until_free(empty: Any, step: Any, num_stages: int) -> None:
-  """Waits for the release of a step's stage; does not in the first lap."""
-  index = index_of(step, num_stages)
-  if isinstance(step, int):
-    if step >= num_stages:
-      plgpu.barrier_wait(empty.at[index])
-    return
-
-  @pl.when(step >= num_stages)
-  def _wait():
-    plgpu.barrier_wait(empty.at[index])
-
-
-def wait_until_all_free(empty: Any, num_steps: Any, num_stages: int) -> None:
-  """Waits for the releases that no later step waits for."""
-  first = max(0, num_steps - num_stages) if isinstance(
-      num_steps, int
-  ) else lax.max(num_steps - num_stages, 0)
-
-  @pl.loop(first, num_steps)
-  def _wait(step):
-    plgpu.barrier_wait(empty.at[index_of(step, num_stages)])
+    return steps.index_of(step, self.num_stages)
 
 
 def _stages(leaf: Any, num_stages: int) -> Any:
