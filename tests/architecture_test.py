@@ -33,7 +33,10 @@ LAYERS = (
     },
     {"doctor", "gpu_probe"},
     {"budget_report", "compile_report", "report", "streams"},
-    {"budget_commands", "cli", "compile_commands", "sweep_executors"},
+    {
+        "budget_commands", "cli", "command_options", "compile_commands",
+        "sweep_executors",
+    },
 )
 # What `import jax_mgpu_ext` loads; it must import nothing but these and the
 # standard library.
@@ -52,7 +55,7 @@ def _modules():
     parts = path.relative_to(_SRC).with_suffix("").parts
     if parts != ("__init__",):
       yield path, parts[0]
-  for path in sorted((_PACKAGE / "kernels").glob("*.py")):
+  for path in sorted((_PACKAGE / "kernels").rglob("*.py")):
     yield path, "kernels"
 
 

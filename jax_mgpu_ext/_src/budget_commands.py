@@ -7,35 +7,21 @@ from typing import Annotated
 
 import typer
 
+from jax_mgpu_ext._src import command_options
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import streams
 from jax_mgpu_ext._src.errors import UsageError
 
-_Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document instead.")
-]
 
 
 def _sizes(text: str) -> tuple[int, ...]:
   """Parses the value of an option that is a cluster, as `2,1`."""
   parts = text.split(",")
-  if len(parts) > 3 or not all(map(_is_count, parts)):
+  if len(parts) > 3 or not all(map(command_options.is_count, parts)):
     raise typer.BadParameter(
         f"expected one to three sizes from 1 on, as 2,1, got {text!r}"
     )
   return tuple(map(int, parts))
-
-
-def _threads(text: str) -> int:
-  """Parses the value of an option that counts something."""
-  if not _is_count(text):
-    raise typer.BadParameter(f"expected a whole number from 1 on, got {text!r}")
-  return int(text)
-
-
-def _is_count(text: str) -> bool:
-  is_count = text.isascii() and text.isdecimal() and len(text) < 10
-  return is_count and int(text) > 0
 
 
 def budget(
@@ -63,12 +49,12 @@ def budget(
     num_threads: Annotated[
         int | None,
         typer.Option(
-            parser=_threads,
+            parser=command_options.count,
             metavar="N",
             help="Warpgroups a block, 1 by default.",
         ),
     ] = None,
-    as_json: _Json = False,
+    as_json: command_options.Json = False,
 ) -> None:
   """Tell what specs take of a GPU, item by item, and whether it fits."""
   from jax_mgpu_ext._src import budget as budget_lib
@@ -113,7 +99,7 @@ def budget(
     raise typer.Exit(1)
 
 
-def targets(as_json: _Json = False) -> None:
+def targets(as_json: command_options.Json = False) -> None:
   """List the GPUs that kernels can be budgeted and compiled for."""
   from jax_mgpu_ext._src import budget_report
   from jax_mgpu_ext._src import targets as targets_lib

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import contextlib
 import errno
 import json
-import math
 import signal
 import sys
 import threading
@@ -24,6 +23,7 @@ import typer
 
 import jax_mgpu_ext
 from jax_mgpu_ext._src import budget_commands
+from jax_mgpu_ext._src import command_options
 from jax_mgpu_ext._src import compile_commands
 from jax_mgpu_ext._src import config
 from jax_mgpu_ext._src import errors
@@ -51,10 +51,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document instead.")
-]
 
 
 class _Terminated(BaseException):
@@ -155,28 +151,6 @@ def _print_json(document: Any) -> None:
   print(json.dumps(document, indent=2))
 
 
-def _count(text: str) -> int:
-  """Parses the value of an option that counts something."""
-  # More digits than Python reads, 4300, are no number that anybody means.
-  is_count = text.isascii() and text.isdecimal() and len(text) < 10
-  if not is_count or int(text) < 1:
-    raise typer.BadParameter(f"expected a whole number from 1 on, got {text!r}")
-  return int(text)
-
-
-def _seconds(text: str) -> float:
-  """Parses the value of an option that is a time."""
-  try:
-    seconds = float(text)
-  except ValueError:
-    seconds = math.nan
-  if not (seconds > 0 and math.isfinite(seconds)):
-    raise typer.BadParameter(
-        f"expected a positive number of seconds, got {text!r}"
-    )
-  return seconds
-
-
 def _print_version(wanted: bool) -> None:
   if wanted:
     print(f"{PROGRAM} {jax_mgpu_ext.__version__}")
@@ -212,18 +186,11 @@ def check(
             show_default=False,
         ),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            parser=_count,
-            metavar="N",
-            help="Cases at a time; one per core by default.",
-        ),
-    ] = None,
+    jobs: command_options.Jobs = None,
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            parser=_seconds,
+            parser=command_options.seconds,
             metavar="SECONDS",
             help="Time limit of a case.",
         ),
@@ -240,23 +207,20 @@ def check(
             metavar="NAME", help="Only this target; may be repeated."
         ),
     ] = None,
-    as_json: _Json = False,
+    as_json: command_options.Json = False,
 ) -> None:
   """Send kernel cases through every stage that this machine can do."""
   from jax_mgpu_ext._src import check as check_lib
   from jax_mgpu_ext._src import report
 
   with contextlib.ExitStack() as stack:
-    on_progress = None
-    if not as_json and sys.stdout.isatty() and sys.stderr.isatty():
-      on_progress = stack.enter_context(streams.progress_bar())
     results = check_lib.run(
         selectors or (),
         jobs=jobs,
         timeout_s=timeout_s,
         stages=stage,
         targets=target,
-        on_progress=on_progress,
+        on_progress=command_options.progress(stack, as_json, "checking"),
     )
   if as_json:
     _print_json(report.check_json(results))
@@ -279,7 +243,7 @@ def explain(
     list_all: Annotated[
         bool, typer.Option("--list", help="List all codes.")
     ] = False,
-    as_json: _Json = False,
+    as_json: command_options.Json = False,
 ) -> None:
   """Tell what an error means and how to mend it."""
   query = " ".join(text or ()).strip()
@@ -326,7 +290,7 @@ def _look_up(query: str):
 
 
 @app.command()
-def hooks(as_json: _Json = False) -> None:
+def hooks(as_json: command_options.Json = False) -> None:
   """Tell which changes to JAX are in force, and why others are not."""
   from jax_mgpu_ext._src import doctor as doctor_lib
   from jax_mgpu_ext._src import report
@@ -345,12 +309,12 @@ def doctor(
     gpu_timeout_s: Annotated[
         float | None,
         typer.Option(
-            parser=_seconds,
+            parser=command_options.seconds,
             metavar="SECONDS",
             help="Time limit for finding GPUs, 60 by default.",
         ),
     ] = None,
-    as_json: _Json = False,
+    as_json: command_options.Json = False,
 ) -> None:
   """Tell what is installed, what is found, and what should be mended."""
   from jax_mgpu_ext._src import doctor as doctor_lib

@@ -6,19 +6,16 @@ import contextlib
 import json
 import os
 import pathlib
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from jax_mgpu_ext._src import check_options
+from jax_mgpu_ext._src import command_options
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import streams
 from jax_mgpu_ext._src.errors import UsageError
 
-_Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document instead.")
-]
 _NoCache = Annotated[
     bool,
     typer.Option("--no-cache", help="Compile anew, and keep nothing on disk."),
@@ -36,24 +33,6 @@ def _emitted(text: str) -> tuple[str, ...]:
         f" {(unknown or [text])[0]!r}"
     )
   return names
-
-
-def _seconds(text: str) -> float:
-  """Parses the value of an option that is a time."""
-  with contextlib.suppress(ValueError):
-    if 0 < (seconds := float(text)) < float("inf"):
-      return seconds
-  raise typer.BadParameter(
-      f"expected a positive number of seconds, got {text!r}"
-  )
-
-
-def _count(text: str) -> int:
-  """Parses the value of an option that counts something."""
-  is_count = text.isascii() and text.isdecimal() and len(text) < 10
-  if not is_count or int(text) < 1:
-    raise typer.BadParameter(f"expected a whole number from 1 on, got {text!r}")
-  return int(text)
 
 
 def compile_(
@@ -85,22 +64,17 @@ def compile_(
         str | None,
         typer.Option(metavar="DIR", help="Where to write them."),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            parser=_count,
-            metavar="N",
-            help="Cases at a time; one per core by default.",
-        ),
-    ] = None,
+    jobs: command_options.Jobs = None,
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            parser=_seconds, metavar="SECONDS", help="Time limit of a case."
+            parser=command_options.seconds,
+            metavar="SECONDS",
+            help="Time limit of a case.",
         ),
     ] = None,
     no_cache: _NoCache = False,
-    as_json: _Json = False,
+    as_json: command_options.Json = False,
 ) -> None:
   """Compile kernel cases for GPUs that need not be there."""
   from jax_mgpu_ext._src import check as check_lib
@@ -127,7 +101,7 @@ def compile_(
         options=check_options.Options(
             cache=not no_cache, emit=emit or (), out=out or ""
         ),
-        on_progress=_progress(stack, as_json, "compiling"),
+        on_progress=command_options.progress(stack, as_json, "compiling"),
     )
   missing = {
       stage.message
@@ -183,24 +157,17 @@ def sweep(
             help="The Dask scheduler; a cluster on this machine by default.",
         ),
     ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            parser=_count,
-            metavar="N",
-            help="Configurations at a time; one per core by default.",
-        ),
-    ] = None,
+    jobs: command_options.Jobs = None,
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            parser=_seconds,
+            parser=command_options.seconds,
             metavar="SECONDS",
             help="Time limit of the compiler, 120 by default.",
         ),
     ] = None,
     no_cache: _NoCache = False,
-    as_json: _Json = False,
+    as_json: command_options.Json = False,
 ) -> None:
   """Compile many configurations of a kernel, and list what fits best first."""
   from jax_mgpu_ext._src import compile_report
@@ -231,7 +198,7 @@ def sweep(
             jobs=jobs,
             cache=not no_cache,
             timeout_s=timeout_s or 120.0,
-            on_progress=_progress(stack, as_json, "compiling"),
+            on_progress=command_options.progress(stack, as_json, "compiling"),
         )
     except (errors.TargetError, errors.AotUnavailableError, TypeError) as e:
       raise UsageError(str(e)) from e
@@ -243,13 +210,6 @@ def sweep(
     compile_report.print_sweep(rows, console=streams.console())
   if not any(row.state in ("fits", "spills") for row in rows):
     raise typer.Exit(1)
-
-
-def _progress(stack: contextlib.ExitStack, as_json: bool, what: str) -> Any:
-  """Returns what shows progress, on a terminal, or None."""
-  if not as_json and sys.stdout.isatty() and sys.stderr.isatty():
-    return stack.enter_context(streams.progress_bar(what))
-  return None
 
 
 def add_to(app: typer.Typer) -> None:
