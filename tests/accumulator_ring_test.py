@@ -36,7 +36,8 @@ class PartsTest(parameterized.TestCase):
   def test_one_block(self):
     ring = AccumulatorRing(_acc())
     self.assertEqual(ring.num_stages, 2)
-    self.assertEqual(ring.acc, plgpu.TMEM((128, 128), _F32))
+    self.assertEqual(ring.acc, _acc())
+    self.assertEqual(ring.stages, plgpu.TMEM((128, 128), _F32))
     barrier = plgpu.Barrier(
         num_arrivals=1, num_barriers=2, orders_tensor_core=True
     )
@@ -45,7 +46,7 @@ class PartsTest(parameterized.TestCase):
 
   def test_two_blocks(self):
     ring = _pair()
-    self.assertTrue(ring.acc.collective)
+    self.assertTrue(ring.stages.collective)
     self.assertIsInstance(ring.full, plgpu.Barrier)
     self.assertEqual(
         ring.empty,
@@ -66,7 +67,7 @@ class PartsTest(parameterized.TestCase):
   def test_is_a_composite(self):
     ring = AccumulatorRing(_acc())
     leaves, structure = jax.tree.flatten(ring)
-    self.assertEqual(leaves, [ring.acc, ring.full, ring.empty])
+    self.assertEqual(leaves, [ring.stages, ring.full, ring.empty])
     self.assertEqual(jax.tree.unflatten(structure, leaves), ring)
     self.assertIsInstance(avals.ref_aval(ring), AccumulatorRing)
     with self.assertRaisesRegex(ValueError, "not arrays.*MGPU120"):
@@ -128,9 +129,11 @@ class ErrorsTest(parameterized.TestCase):
 
   def test_mesh(self):
     ring = AccumulatorRing(_acc(), num_consumers=2)
-    ring.check_mesh(2)
-    with self.assertRaisesRegex(jax_mgpu_ext.SpecError, "MGPU124"):
-      ring.check_mesh(1)
+    lowering.lower([ring], num_threads=2, thread_name="wg")
+    with self.assertRaisesRegex(
+        jax_mgpu_ext.SpecError, "num_threads=3 and a thread_name.*MGPU124"
+    ):
+      lowering.lower([ring])
 
 
 class RingForTensorCoreTest(parameterized.TestCase):
@@ -184,7 +187,8 @@ class RingForTensorCoreTest(parameterized.TestCase):
       ), "one axis of the collective MMA"),
       ("no_axis", dict(leader_tracked=plgpu.CopyPartition.REPLICATED),
        "one axis of the collective MMA"),
-      ("no_partition", dict(collective_axes="x", leader_tracked=0),
+      ("no_partition", dict(
+          collective_axes="x", leader_tracked=dict(a=0, b=0)),
        "one axis of the collective MMA"),
       ("not_tcgen05", dict(
           consumer_reads="async", collective_axes="x",
@@ -193,7 +197,7 @@ class RingForTensorCoreTest(parameterized.TestCase):
       ("keys", dict(
           collective_axes="x",
           leader_tracked=dict(c=plgpu.CopyPartition.REPLICATED),
-      ), "leader_tracked as a mapping must have the keys of data"),
+      ), "leader_tracked for each ref must be a tree like data"),
   )
   def test_bad(self, arguments, says):
     with self.assertRaisesRegex(jax_mgpu_ext.SpecError, says) as caught:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
-from typing import Any
+import enum
+from typing import Any, NamedTuple
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -31,6 +33,12 @@ def ring(**arguments):
   return specs.RingBuffer(
       dict(a=plgpu.SMEM((8, 128), F32), b=plgpu.SMEM((4, 128), F16)),
       arguments.pop("num_stages"), **arguments,
+  )
+
+
+def two_blocks():
+  return specs.AccumulatorRing(
+      plgpu.TMEM((128, 64), F32, collective=True), collective_axis="x"
   )
 
 
@@ -67,12 +75,16 @@ class PartsTest(parameterized.TestCase):
       ("tuple", ("x", "y"), (("x", "y"),) * 2, ("x", "y")),
       ("mapping", dict(a="x", b=None), (("x",), ()), ("x",)),
       ("two", dict(a="x", b="y"), (("x",), ("y",)), ("x", "y")),
+      ("list", ["x", "y"], (("x", "y"),) * 2, ("x", "y")),
+      ("mapping_of_lists", dict(a=["x"], b=("x", "y")), (("x",), ("x", "y")),
+       ("x", "y")),
       ("none", None, ((), ()), None),
       ("none_of_them", dict(a=None, b=None), ((), ()), None),
   )
   def test_collective_axes(self, axes, of_leaves, together):
     spec = ring(collective_axes=axes, num_consumers=2)
-    self.assertEqual(spec.collective_axes, of_leaves)
+    self.assertEqual(spec, ring(collective_axes=spec.collective_axes, num_consumers=2))
+    self.assertEqual(spec._axes, of_leaves)  # pylint: disable=protected-access
     if together is None:
       self.assertIsInstance(spec.empty, plgpu.Barrier)
     else:
@@ -82,20 +94,71 @@ class PartsTest(parameterized.TestCase):
 
   def test_data_has_stages(self):
     spec = specs.RingBuffer(specs.TiledSMEM((128, 64), F16), 4)
-    self.assertEqual(spec.data.shape, (4, 128, 64))
+    self.assertEqual(spec.data, specs.TiledSMEM((128, 64), F16))
+    self.assertEqual(spec.stages.shape, (4, 128, 64))
     self.assertEqual(
-        spec.data.transforms,
+        spec.stages.transforms,
         (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
     )
 
   def test_repr(self):
     self.assertEqual(
         repr(ring(num_consumers=2, collective_axes=dict(a="x", b=None))),
-        "RingBuffer({'a': SMEM((3, 8, 128), float32), 'b': SMEM((3, 4, 128),"
+        "RingBuffer({'a': SMEM((8, 128), float32), 'b': SMEM((4, 128),"
         " float16)}, num_stages=3, num_consumers=2,"
-        " collective_axes=(('x',), ()))",
+        " collective_axes={'a': ('x',), 'b': ()})",
     )
     self.assertLess(len(repr(ring())), 120)
+    tile = plgpu.SMEM((8,), F32)
+    self.assertEqual(
+        repr(Scratch(ring=specs.RingBuffer((tile,), 2), out=[tile])),
+        "Scratch(ring=RingBuffer((SMEM((8,), float32),), num_stages=2),"
+        " out=[SMEM((8,), float32)])",
+    )
+    self.assertEqual(
+        repr(specs.BarrierPair(full=plgpu.Barrier(num_barriers=2),
+                               empty=plgpu.Barrier(num_barriers=3))),
+        "BarrierPair(full=Barrier(num_barriers=(2,)), empty=Barrier(num_barriers=(3,)))",
+    )
+
+  @parameterized.named_parameters(
+      ("dict", lambda: ring(collective_axes=dict(a="x", b=None))),
+      ("one", lambda: specs.RingBuffer(plgpu.SMEM((8, 128), F32), 3)),
+      ("two_blocks", lambda: specs.RingBuffer(
+          [plgpu.SMEM((64, 64), F16)], 3, consumer_reads="tcgen05",
+          collective_axes="x",
+          leader_tracked=[plgpu.CopyPartition.PARTITIONED(0)])),
+      ("accumulator", lambda: specs.AccumulatorRing(
+          plgpu.TMEM((128, 64), F32, collective=True), 3, collective_axis="x")),
+  )
+  def test_replace(self, make):
+    spec = make()
+    same = dataclasses.replace(spec)
+    self.assertEqual(same, spec)
+    self.assertEqual(hash(same), hash(spec))
+    self.assertEqual(jax.tree.structure(same), jax.tree.structure(spec))
+    two = dataclasses.replace(spec, num_stages=2)
+    self.assertEqual(two, dataclasses.replace(two, num_consumers=1))
+    self.assertEqual(two.full.num_barriers, (2,))
+    self.assertEqual(dataclasses.replace(two, num_stages=3), spec)
+
+  def test_ring_of_the_data_of_another(self):
+    self.assertEqual(specs.RingBuffer(ring().data, 3), ring())
+
+  def test_forms_of_the_data(self):
+    a, b = plgpu.SMEM((8, 128), F32), plgpu.SMEM((4, 128), F16)
+    for data, axes in (
+        ([a, b], [None, "x"]), ((a, b), (None, "x")),
+        (Scratch(ring=a, out=b), Scratch(ring=None, out="x")),
+        (collections.OrderedDict(a=a, b=b),
+         collections.OrderedDict(a=None, b=("x",))),
+    ):
+      spec = specs.RingBuffer(data, 2, collective_axes=axes)
+      self.assertEqual(spec._axes, ((), ("x",)))  # pylint: disable=protected-access
+      self.assertEqual(spec, dataclasses.replace(spec))
+      self.assertIsInstance(hash(spec), int)
+      leaves, structure = jax.tree.flatten(spec)
+      self.assertEqual(structure.unflatten(leaves), spec)
 
   def test_frozen_equal_hashable_and_copied(self):
     spec = specs.RingBuffer(plgpu.SMEM((8, 128), F32), 2)
@@ -118,11 +181,39 @@ class PartsTest(parameterized.TestCase):
     ]
     self.assertEqual(
         paths,
-        [".ring.data['a']", ".ring.data['b']", ".ring.full", ".ring.empty",
+        [".ring.stages['a']", ".ring.stages['b']", ".ring.full", ".ring.empty",
          ".out"],
     )
     # Whatever the parts become, the class stays.
     self.assertIsInstance(structure.unflatten(range(5)).ring, specs.RingBuffer)
+
+  def test_subclasses(self):
+    class Ring(specs.RingBuffer):  # Without a decorator.
+
+      def last(self):
+        return self.num_stages - 1
+
+    spec = Ring(plgpu.SMEM((8, 128), F32), 2)
+    leaves, structure = jax.tree.flatten(spec)
+    self.assertLen(leaves, 3)
+    again = structure.unflatten(leaves)
+    self.assertIsInstance(again, Ring)
+    self.assertEqual((again.last(), again), (1, spec))
+    self.assertIsInstance(avals.ref_aval(spec), Ring)
+    lowering.lower([spec])
+
+    @specs.scratch_struct
+    class More(Scratch):
+      extra: Any
+
+    bundle = More(ring=spec, out=None, extra=plgpu.SMEM((8,), F32))
+    self.assertLen(jax.tree.leaves(bundle), 4)
+    lowering.lower([bundle])
+
+    class Plain(More):
+      pass
+
+    lowering.lower([Plain(ring=spec, out=None, extra=plgpu.SMEM((8,), F32))])
 
   def test_struct_fields(self):
     with self.assertRaises(TypeError):
@@ -203,7 +294,7 @@ class ExtractorTest(absltest.TestCase):
     spec = Scratch(ring=ring(), out=plgpu.SMEM((8,), F32))
     found = avals.ref_aval(spec)
     self.assertIsInstance(found, Scratch)
-    self.assertIs(found.ring.data["a"], avals.ref_aval(spec.ring.data["a"]))
+    self.assertIs(found.ring.stages["a"], avals.ref_aval(spec.ring.stages["a"]))
     self.assertEqual(jax.tree.leaves(avals.ref_avals(spec)),
                      jax.tree.leaves(found))
     self.assertEqual(spec.ring.get_ref_aval().full, found.ring.full)
@@ -211,7 +302,7 @@ class ExtractorTest(absltest.TestCase):
   def test_array_aval_names_the_parts(self):
     for ask in (avals.array_aval, lambda spec: spec.get_array_aval()):
       with self.assertRaisesRegex(
-          ValueError, r"RingBuffer specs are not arrays: .*data, full, empty"
+          ValueError, r"RingBuffer specs are not arrays: .*stages, full, empty"
       ) as caught:
         ask(ring())
       self.assertEqual(caught.exception.code, "MGPU120")
@@ -235,7 +326,7 @@ class ExtractorTest(absltest.TestCase):
     found = budget.budget(dict(r=ring()))
     self.assertEqual(
         [row.path for row in found.rows if row.kind != "barrier"],
-        ["specs['r'].data['a']", "specs['r'].data['b']"],
+        ["specs['r'].stages['a']", "specs['r'].stages['b']"],
     )
     self.assertEqual(found.smem_bytes, 3 * 4096 + 3 * 1024 + 2 * 3 * 8)
     large = specs.RingBuffer(plgpu.SMEM((128, 128), F16), 8)
@@ -268,7 +359,7 @@ class MisuseTest(parameterized.TestCase):
        "MGPU123", "data", "expected a memory ref"),
       ("nothing", lambda: specs.RingBuffer([], 2), "MGPU123", None, "at least"),
       ("axes", lambda: ring(collective_axes=dict(a="x", c="y")), "MGPU121", None,
-       "must have the keys of data"),
+       "must be a tree like data"),
       ("same_axis_twice", lambda: ring(collective_axes=("x", "x")), "MGPU024",
        None, "must name each axis once"),
       ("swizzle", lambda: specs.TiledSMEM((8, 64), F16, swizzle=48), "MGPU122",
@@ -278,13 +369,120 @@ class MisuseTest(parameterized.TestCase):
       ("odd", lambda: specs.TiledSMEM((8, 3), F16), "MGPU122", None, "no swizzle"),
       ("rows", lambda: specs.TiledSMEM((12, 64), F16), "MGPU122", None, "16 rows"),
       ("flat", lambda: specs.TiledSMEM((64,), F16), "MGPU122", None, "plgpu.SMEM"),
+      ("many_consumers", lambda: ring(num_consumers=9), "MGPU121", None,
+       "at most 8.*not warps"),
+      ("many_producers", lambda: ring(num_producers=1024), "MGPU121", None,
+       "at most 8.*not warps"),
+      ("bytes", lambda: ring(transfers_per_stage=2**19), "MGPU121", None,
+       "counts copies of each ref, not bytes"),
+      ("no_elements", lambda: specs.RingBuffer(plgpu.SMEM((0, 64), F32), 2),
+       "MGPU123", "data", "at least one element"),
+      ("keys", lambda: specs.RingBuffer({1: plgpu.SMEM((8,), F32),
+                                         "a": plgpu.SMEM((8,), F32)}, 2),
+       "MGPU123", None, "is no pytree"),
+      ("axes_of_one", lambda: specs.RingBuffer(
+          plgpu.SMEM((8,), F32), 2, collective_axes=dict(a="x")), "MGPU121", None,
+       "one name or several"),
+      ("axes_in_a_set", lambda: ring(collective_axes={"x"}), "MGPU121", None,
+       "must be a tree like data"),
+      ("axes_in_an_array", lambda: ring(collective_axes=np.array(["x"])),
+       "MGPU121", None, "must be a tree like data"),
+      ("axes_in_an_array_of_one", lambda: specs.RingBuffer(
+          plgpu.SMEM((8,), F32), 2, collective_axes=np.array(["x"])), "MGPU121",
+       None, "one name or several"),
+      ("nested_axes", lambda: ring(collective_axes=[["x"]]), "MGPU121", None,
+       "must be a tree like data"),
+      ("nested_axes_of_a_ref", lambda: ring(
+          collective_axes=dict(a=[["x"]], b=None)), "MGPU121", None,
+       "one name or several"),
+      ("list_of_axes", lambda: specs.RingBuffer(
+          [plgpu.SMEM((8,), F32)] * 2, 2, collective_axes=["x", None, None]),
+       "MGPU121", None, "must be a tree like data"),
+      ("other_container", lambda: ring(
+          collective_axes=collections.OrderedDict(a="x", b=None)), "MGPU121",
+       None, "must be a tree like data"),
+      ("reads_in_a_list", lambda: ring(consumer_reads=["async"]), "MGPU121",
+       None, "one of async, generic"),
+      ("no_lanes", lambda: specs.AccumulatorRing(plgpu.TMEM((128, 0), F32)),
+       "MGPU123", "acc", "128 rows"),
+      ("axes_of_the_mma", lambda: specs.AccumulatorRing(
+          plgpu.TMEM((128, 64), F32, collective=True), collective_axis=("x",)),
+       "MGPU121", None, "must be the name of one axis"),
+      ("axis_in_a_dict", lambda: specs.AccumulatorRing(
+          plgpu.TMEM((128, 64), F32, collective=True), collective_axis={}),
+       "MGPU121", None, "must be the name of one axis"),
+      ("partition", lambda: specs.RingBuffer(
+          plgpu.SMEM((64, 64), F16), 2, consumer_reads="tcgen05",
+          collective_axes="x",
+          leader_tracked=plgpu.CopyPartition.PARTITIONED(2)), "MGPU121", None,
+       "expected a dimension of SMEM\\(\\(64, 64\\), float16\\), 0 to 1"),
+      ("no_partition", lambda: specs.RingBuffer(
+          plgpu.SMEM((64, 64), F16), 2, consumer_reads="tcgen05",
+          collective_axes="x",
+          leader_tracked=plgpu.CopyPartition.PARTITIONED(None)), "MGPU121", None,
+       "expected a dimension"),
+      ("pair_of_smem", lambda: specs.BarrierPair(
+          full=plgpu.SMEM((8,), F32), empty=plgpu.Barrier()), "MGPU121", "full",
+       "expected a barrier as full"),
+      ("pair_of_one", lambda: specs.BarrierPair(full=plgpu.Barrier(), empty=None),
+       "MGPU121", "empty", "expected a barrier as empty"),
+      ("no_shape", lambda: specs.TiledSMEM(None, F16), "MGPU122", None,
+       "a tuple of sizes"),
+      ("number", lambda: specs.TiledSMEM(64, F16), "MGPU122", None,
+       "a tuple of sizes"),
+      ("text", lambda: specs.TiledSMEM("64", F16), "MGPU122", None,
+       "a tuple of sizes"),
+      ("text_dim", lambda: specs.TiledSMEM(("64", 64), F16), "MGPU122", None,
+       "a tuple of sizes"),
+      ("float_dim", lambda: specs.TiledSMEM((64.0, 64), F16), "MGPU122", None,
+       "a tuple of sizes"),
+      ("no_dim", lambda: specs.TiledSMEM((64, None), F16), "MGPU122", None,
+       "a tuple of sizes"),
+      ("negative_dim", lambda: specs.TiledSMEM((-8, 64), F16), "MGPU122", None,
+       "each 1 or more"),
+      ("zero_dim", lambda: specs.TiledSMEM((0, 64), F16), "MGPU122", None,
+       "each 1 or more"),
+      ("symbolic", lambda: specs.TiledSMEM(
+          jax.export.symbolic_shape("a, 64"), F16), "MGPU122", None,
+       "known when the spec is made"),
+      ("no_dtype", lambda: specs.TiledSMEM((64, 64), None), "MGPU122", None,
+       "integer dtype of a TiledSMEM, got dtype=None"),
+      ("bool", lambda: specs.TiledSMEM((64, 64), jnp.bool_), "MGPU122", None,
+       "integer dtype"),
+      ("nonsense", lambda: specs.TiledSMEM((64, 64), "f17"), "MGPU122", None,
+       "integer dtype"),
+      ("structured", lambda: specs.TiledSMEM(
+          (64, 64), np.dtype([("a", "f4")])), "MGPU122", None, "integer dtype"),
+      ("object", lambda: specs.TiledSMEM((64, 64), object), "MGPU122", None,
+       "integer dtype"),
+      ("complex", lambda: specs.TiledSMEM((64, 64), jnp.complex64), "MGPU122",
+       None, "integer dtype"),
+      ("key", lambda: specs.TiledSMEM((64, 64), jax.random.key(0).dtype),
+       "MGPU122", None, "integer dtype"),
+      ("float_swizzle", lambda: specs.TiledSMEM((64, 64), F16, swizzle=128.0),
+       "MGPU122", None, "expected a swizzle"),
+      ("array_swizzle", lambda: specs.TiledSMEM(
+          (64, 64), F16, swizzle=np.array([128, 64])), "MGPU122", None,
+       "expected a swizzle"),
+      ("other_swizzle", lambda: specs.TiledSMEM((64, 64), F16, swizzle="best"),
+       "MGPU122", None, "expected a swizzle"),
+      ("like_number", lambda: specs.TiledSMEM.like(3), "MGPU122", None, "a shape"),
+      ("like_none", lambda: specs.TiledSMEM.like(None), "MGPU122", None, "a shape"),
+      ("like_list", lambda: specs.TiledSMEM.like([[1.0]]), "MGPU122", None,
+       "a shape"),
+      ("like_barrier", lambda: specs.TiledSMEM.like(plgpu.Barrier()), "MGPU122",
+       None, "a shape"),
+      ("like_ring", lambda: specs.TiledSMEM.like(ring()), "MGPU122", None,
+       "a shape"),
+      ("like_class", lambda: specs.TiledSMEM.like(np.ndarray), "MGPU122", None,
+       "a shape"),
   )
   def test_construction(self, make, code, path, says):
     with self.assertRaises(jax_mgpu_ext.SpecError) as caught:
       make()
     error = caught.exception
     self.assertEqual((error.code, error.path), (code, path))
-    self.assertIn(says, str(error))
+    self.assertRegex(str(error), says)
 
   @parameterized.named_parameters(
       ("axis", lambda: [ring(collective_axes="x")], {}, "MGPU030",
@@ -298,6 +496,15 @@ class MisuseTest(parameterized.TestCase):
        "scratch_types[0].ring"),
       ("producers", lambda: [ring(num_producers=2)], {}, "MGPU124",
        "scratch_types[0]"),
+      ("one_block", lambda: [two_blocks()],
+       dict(cluster=(1,), cluster_names=("x",)), "MGPU124", "scratch_types[0]"),
+      ("four_blocks", lambda: [two_blocks()],
+       dict(cluster=(4,), cluster_names=("x",)), "MGPU124", "scratch_types[0]"),
+      ("axis_of_the_mma", lambda: [specs.RingBuffer(
+          plgpu.SMEM((64, 64), F16), 2, consumer_reads="tcgen05",
+          collective_axes="y",
+          leader_tracked=plgpu.CopyPartition.PARTITIONED(0))],
+       dict(cluster=(2,), cluster_names=("x",)), "MGPU030", "scratch_types[0]"),
   )
   def test_kernel(self, make, arguments, code, path):
     with self.assertRaises(jax_mgpu_ext.SpecError) as caught:
@@ -312,9 +519,96 @@ class MisuseTest(parameterized.TestCase):
       ("consumers", lambda: [Scratch(ring=ring(num_consumers=2), out=None)],
        dict(num_threads=2, thread_name="wg")),
       ("named", lambda: dict(r=ring(), s=Scratch(ring=[ring()], out=None)), {}),
+      ("two_blocks", lambda: [two_blocks()],
+       dict(cluster=(2,), cluster_names=("x",))),
   )
   def test_good_kernel(self, make, arguments):
     lowering.lower(make(), **arguments)
+
+
+class ScopeTest(parameterized.TestCase):
+  """Rings that `pl.run_scoped` allocates."""
+
+  def _trace(self, make, shared=(), **arguments):
+    def body(x, o):
+      del x, o
+      pl.run_scoped(lambda found: None, make(), collective_axes=shared)
+
+    kernel = plgpu.kernel(body, out_type=lowering.array(), **arguments)
+    jax.eval_shape(kernel, jax.ShapeDtypeStruct((128,), F32))
+
+  @parameterized.named_parameters(
+      ("axis", lambda: ring(collective_axes="y"), (),
+       dict(cluster=(2,), cluster_names=("x",)), "MGPU030", "types[0]"),
+      ("consumers", lambda: [ring(num_consumers=3)], "wg",
+       dict(num_threads=2, thread_name="wg"), "MGPU124", "types[0][0]"),
+      ("not_shared", lambda: Scratch(ring=ring(num_consumers=2), out=None), (),
+       dict(num_threads=2, thread_name="wg"), "MGPU124", "types[0].ring"),
+      ("four_blocks", two_blocks, (), dict(cluster=(4,), cluster_names=("x",)),
+       "MGPU124", "types[0]"),
+  )
+  def test_bad(self, make, shared, arguments, code, path):
+    with self.assertRaises(jax_mgpu_ext.SpecError) as caught:
+      self._trace(make, shared, **arguments)
+    self.assertEqual(
+        (caught.exception.code, caught.exception.path), (code, path)
+    )
+
+  @parameterized.named_parameters(
+      ("axis", lambda: ring(collective_axes="x"), (),
+       dict(cluster=(2,), cluster_names=("x",))),
+      ("consumers", lambda: [ring(num_consumers=2)], "wg",
+       dict(num_threads=2, thread_name="wg")),
+      ("two_blocks", two_blocks, (), dict(cluster=(2,), cluster_names=("x",))),
+  )
+  def test_good(self, make, shared, arguments):
+    self._trace(make, shared, **arguments)
+
+
+class StructErrorsTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("function", lambda: lambda: None, "expected a class"),
+      ("spec", lambda: plgpu.Barrier(), "expected a class"),
+      ("twice", lambda: Scratch, "composite spec already"),
+      ("ring", lambda: specs.RingBuffer, "composite spec already"),
+      ("dataclass", lambda: dataclasses.dataclass(type("D", (), {})),
+       "dataclass already"),
+      ("frozen", lambda: dataclasses.dataclass(frozen=True)(type("D", (), {})),
+       "dataclass already"),
+      ("base", lambda: type("D", (dataclasses.dataclass(type("B", (), {})),), {}),
+       "cannot inherit frozen"),
+      ("named_tuple", lambda: NamedTuple("N", [("a", int)]), "a container"),
+      ("enumeration", lambda: enum.Enum("E", "A B"), "a container"),
+      ("dict", lambda: type("D", (dict,), {}), "a container"),
+      ("not_annotated", lambda: type("D", (), dict(ring=ring())),
+       "ring holds RingBuffer.*has no annotation.*Write ring: Any"),
+      ("default_list", lambda: type("D", (), dict(
+          a=[], __annotations__=dict(a=Any))), "mutable default"),
+      ("reserved", lambda: type("D", (), dict(
+          __annotations__=dict(get_ref_aval=Any))), "the name get_ref_aval is"),
+      ("no_init", lambda: type("D", (), dict(
+          a=dataclasses.field(init=False), __annotations__=dict(a=Any))),
+       "a with init=False"),
+  )
+  def test_bad(self, make, says):
+    with self.assertRaisesRegex(TypeError, says) as caught:
+      specs.scratch_struct(make())
+    self.assertEqual(caught.exception.code, "MGPU126")
+
+  def test_good(self):
+    @specs.scratch_struct
+    class Bundle:
+      ring: Any = ring()
+      check_mesh: Any = None  # No longer a name of ours.
+      unit = 3
+
+      def rows(self):
+        return self.unit
+
+    bundle = Bundle(check_mesh=plgpu.SMEM((8,), F32))
+    self.assertEqual(bundle.rows(), 3)
+    lowering.lower([bundle])
 
 
 class UseTest(parameterized.TestCase):
@@ -347,10 +641,43 @@ class UseTest(parameterized.TestCase):
       ("vector", lambda r, x: r.stage(np.arange(2)), {}, "expected a step of a ring"),
       ("traced_float", lambda r, x: r.stage(r.stage(0)[...][0]), {},
        "expected a step of a ring"),
+      ("barrier", lambda r, x: r.copy_in(x, step=0, barrier=r.full), {},
+       "takes no barrier"),
+      ("axes", lambda r, x: r.copy_in(x, step=0, collective_axes="x"), {},
+       "takes no collective_axes"),
+      ("closure", lambda r, x: specs.RingBuffer(
+          plgpu.SMEM((128,), F32), 2).producer_acquire(0), {},
+       "producer_acquire was called on the spec"),
+      ("closure_tail", lambda r, x: specs.AccumulatorRing(
+          plgpu.TMEM((128, 64), F32)).producer_tail(0), {},
+       "producer_tail was called on the spec"),
+      ("replaced", lambda r, x: dataclasses.replace(r).stage(0), {},
+       "stage was called on the spec"),
   )
   def test_bad(self, use, arguments, says):
     with self.assertRaisesRegex(jax_mgpu_ext.SpecError, says) as caught:
       self._trace(use, **arguments)
+    self.assertEqual(caught.exception.code, "MGPU125")
+
+  @parameterized.named_parameters(
+      ("one", lambda x: x), ("keys", lambda x: dict(a=x, c=x)),
+      ("list", lambda x: [x, x]), ("more", lambda x: dict(a=x, b=x, c=x)),
+      ("none", lambda x: None),
+  )
+  def test_bad_source(self, source):
+    def body(x, o, found):
+      del o
+      found.copy_in(source(x), step=0)
+
+    tile = plgpu.SMEM((128,), F32)
+    kernel = plgpu.kernel(
+        body, out_type=lowering.array(),
+        scratch_types=[specs.RingBuffer(dict(a=tile, b=tile), 2)],
+    )
+    with self.assertRaisesRegex(
+        jax_mgpu_ext.SpecError, "a tree of refs like data as the source"
+    ) as caught:
+      jax.eval_shape(kernel, jax.ShapeDtypeStruct((128,), F32))
     self.assertEqual(caught.exception.code, "MGPU125")
 
   @parameterized.named_parameters(

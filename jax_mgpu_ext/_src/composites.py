@@ -7,6 +7,9 @@ from typing import Any
 
 # The attribute of a class of composite specs that names their parts.
 PARTS = "_composite_parts"
+# What a composite may define to be checked against the kernel it goes into:
+# (num_threads, axes: name -> size) -> None, or a SpecError.
+CHECK_MESH = "_check_mesh"
 
 
 def is_composite(spec: Any) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
+from jax_mgpu_ext._src import composites
 from jax_mgpu_ext._src import errors
 
 
@@ -55,9 +56,16 @@ def _describe(value: Any) -> str:
     return "{" + ", ".join(items) + "}"
   if type(value) is list:  # pylint: disable=unidiomatic-typecheck
     return f"[{', '.join(map(_describe, value))}]"
+  if type(value) is tuple:  # pylint: disable=unidiomatic-typecheck
+    items = ", ".join(map(_describe, value))
+    return f"({items},)" if len(value) == 1 else f"({items})"
   if dataclasses.is_dataclass(value):
+    is_composite = composites.is_composite(value)
+    if is_composite and not type(value).__dataclass_params__.repr:
+      return repr(value)
+    write = _describe if is_composite else repr
     arguments = (
-        f"{field.name}={getattr(value, field.name)!r}"
+        f"{field.name}={write(getattr(value, field.name))}"
         for field in dataclasses.fields(value)
         if field.repr and not _is_default(value, field)
     )
@@ -144,6 +152,32 @@ def no_output_error(value: Any, words: str) -> errors.SpecError:
       f"{words}: expected an array type, got {describe(value)}",
       code="MGPU013", spec=value,
       hint="Write jax.ShapeDtypeStruct(shape, dtype)",
+  )
+
+
+def unknown_axis_error(
+    axis: Any, cluster: dict[Any, int], axes: Any, spec: Any
+) -> errors.ClusterAxisError:
+  """Returns the error for an axis that the cluster does not have.
+
+  Args:
+    axis: The axis.
+    cluster: Name -> size of those that there are.
+    axes: The axes that the spec names.
+    spec: The spec.
+  """
+  name = describe(axis)
+  known = ", ".join(map(describe, cluster))
+  hint = f"The kernel's cluster_names are ({known},): write those that are meant"
+  if not cluster:
+    hint = (
+        "The kernel has no cluster: pass"
+        f" cluster=(2,), cluster_names=({name},), or use a plgpu.Barrier"
+    )
+  return errors.ClusterAxisError(
+      f"Unknown cluster axis {name.strip(chr(39))}, available axes: [{known}]:"
+      f" collective_axes={describe(axes)} names {name}",
+      code="MGPU030", spec=spec, hint=hint,
   )
 
 

@@ -130,25 +130,29 @@ def check_barriers(
   avals.check_specs(check, items, root)
 
 
-def check_composites(scratch: Any, root: str, num_threads: int) -> None:
+def check_composites(
+    scratch: Any, root: str, num_threads: int, axes: dict[Any, int]
+) -> None:
   """Checks the composite specs of a scratch tree against the mesh.
 
   Args:
     scratch: A pytree of specs.
     root: Its name in error messages.
     num_threads: Threads of a block.
+    axes: Name -> size of the axes along which blocks can work together.
 
   Raises:
-    SpecError: What a composite's own `check_mesh` raises, with its path.
+    SpecError: What a composite's own check raises, with its path.
   """
   items, _ = contract.scratch_items(scratch)
   if isinstance(items, dict) and not all(isinstance(k, str) for k in items):
     return  # No names for keywords, as JAX is about to say.
   for path, spec in composites.find(items):
-    if not hasattr(spec, "check_mesh"):
+    check = getattr(type(spec), composites.CHECK_MESH, None)
+    if check is None:
       continue
     try:
-      spec.check_mesh(num_threads)
+      check(spec, num_threads, axes)
     except errors.SpecError as e:
       import jax  # pylint: disable=g-import-not-at-top
 
@@ -168,7 +172,9 @@ def _check_barrier(
     ]
     for axis in contract.flat_axes(dtype.collective_axes):
       if axis not in cluster:
-        raise _unknown_axis(axis, cluster, dtype.collective_axes, spec)
+        raise spec_text.unknown_axis_error(
+            axis, cluster, dtype.collective_axes, spec
+        )
     # Every slice along an axis arrives, its own block counted once: the count
     # that Mosaic initialises (`CollectiveBarrierRef.initialize`).
     sizes = [math.prod(cluster[axis] for axis in group) for group in groups]
@@ -186,24 +192,6 @@ def _check_barrier(
         code="MGPU025", spec=spec,
         hint=f"At most num_arrivals={limit // factor} fits here",
     )
-
-
-def _unknown_axis(
-    axis: Any, cluster: dict[Any, int], axes: Any, spec: Any
-) -> errors.ClusterAxisError:
-  name = spec_text.describe(axis)
-  known = ", ".join(map(spec_text.describe, cluster))
-  hint = f"The kernel's cluster_names are ({known},): write those that are meant"
-  if not cluster:
-    hint = (
-        "The kernel has no cluster: pass"
-        f" cluster=(2,), cluster_names=({name},), or use a plgpu.Barrier"
-    )
-  return errors.ClusterAxisError(
-      f"Unknown cluster axis {name.strip(chr(39))}, available axes: [{known}]:"
-      f" collective_axes={spec_text.describe(axes)} names {name}",
-      code="MGPU030", spec=spec, hint=hint,
-  )
 
 
 def _use_python_integers(mesh: Any) -> None:
@@ -251,7 +239,9 @@ def _wrap_kernel(original):
         check_barriers(
             kwargs[root], root, cluster, 128 if semantics == lane else 1
         )
-        check_composites(kwargs[root], root, kwargs.get("num_threads") or 1)
+        check_composites(
+            kwargs[root], root, kwargs.get("num_threads") or 1, cluster
+        )
     return result
 
   return kernel

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 import functools
+import math
 import sys
 from typing import Any
 
 from jax_mgpu_ext._src import avals
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
+from jax_mgpu_ext._src.hooks import cluster_axes
 from jax_mgpu_ext._src.hooks import contract
 
 
@@ -81,11 +83,29 @@ def _wrap_kernel(original):
 def _wrap_run_scoped(original):
   @functools.wraps(original)
   def run_scoped(f, *types, collective_axes=(), **kw_types):
-    check_specs(types, "types")
-    check_specs(kw_types, "types")
+    for tree in filter(None, (types, kw_types)):
+      check_specs(tree, "types")
+      _check_composites_in_scope(tree, collective_axes)
     return original(f, *types, collective_axes=collective_axes, **kw_types)
 
   return run_scoped
+
+
+def _check_composites_in_scope(tree: Any, collective_axes: Any) -> None:
+  """Checks the composites of a `run_scoped` against the kernel around it.
+
+  Raises:
+    SpecError: More threads use one than share it, or an axis is not there.
+  """
+  axes = dict(sys.modules["jax._src.core"].get_axis_env().axis_sizes.items())
+  if not axes:
+    return  # Not in the body of a kernel.
+  shared = (
+      collective_axes if isinstance(collective_axes, tuple) else (collective_axes,)
+  )
+  # Programs along these axes share the allocation: for Mosaic GPU, threads.
+  num_threads = math.prod(axes.get(axis, 1) for axis in shared)
+  cluster_axes.check_composites(tree, "types", num_threads, axes)
 
 
 def _wrap_pallas_call(original):

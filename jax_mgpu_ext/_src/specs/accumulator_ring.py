@@ -21,7 +21,7 @@ _LANES = 128
 _COLUMNS = 512
 
 
-@composite.composite("acc", "full", "empty")
+@composite.composite("stages", "full", "empty")
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class AccumulatorRing:
   """Accumulators that one warp's tcgen05 MMAs fill, and an epilogue drains.
@@ -63,13 +63,14 @@ class AccumulatorRing:
 
   Attributes:
     acc: `plgpu.TMEM((128, N), jnp.float32)` of one accumulator, with
-      `collective=True` in two-CTA mode; in the spec and in the kernel that of
-      all, `(128, num_stages * N)`, of at most 512 columns.
+      `collective=True` in two-CTA mode.
     num_stages: Accumulators, 1 to 32.
     num_consumers: Threads (warpgroups) of a block that each read every
-      accumulator, or a part of it.
+      accumulator, or a part of it, 1 to 8.
     collective_axis: The cluster axis of two blocks in two-CTA mode; None for
       one.
+    stages: All accumulators, `(128, num_stages * N)`, of at most 512 columns; in
+      the kernel a ref.
     full: Barriers of the block, one for each accumulator.
     empty: Barriers of the block, or of the two, one for each accumulator.
   """
@@ -78,15 +79,17 @@ class AccumulatorRing:
   num_stages: int = dataclasses.field(default=2, kw_only=False)
   num_consumers: int = 1
   collective_axis: Any = None
+  stages: Any = dataclasses.field(default=None, init=False)
   full: Any = dataclasses.field(default=None, init=False)
   empty: Any = dataclasses.field(default=None, init=False)
-  _columns: int = dataclasses.field(default=0, init=False)
 
   def __post_init__(self):
     put = lambda name, value: object.__setattr__(self, name, value)
-    for name in ("num_stages", "num_consumers"):
+    for name, most in (
+        ("num_stages", None), ("num_consumers", composite.MAX_WARPGROUPS)
+    ):
       value = getattr(self, name)
-      put(name, composite.count(name, value, 1, "AccumulatorRing"))
+      put(name, composite.count(name, value, 1, "AccumulatorRing", most))
     if self.num_stages > ring_buffer.MAX_STAGES:
       raise errors.SpecError(
           f"num_stages must be at most {ring_buffer.MAX_STAGES}, since Mosaic"
@@ -106,9 +109,8 @@ class AccumulatorRing:
           hint=f"Write num_stages={fitting}, or a narrower accumulator"
           if fitting else f"Write an accumulator of {_COLUMNS} columns at most",
       )
-    put("_columns", columns)
     put(
-        "acc",
+        "stages",
         plgpu.TMEM(
             (_LANES, self.num_stages * columns),
             jnp.float32,
@@ -142,30 +144,36 @@ class AccumulatorRing:
       shown.append(f"collective_axis={self.collective_axis!r}")
     return f"AccumulatorRing({', '.join(shown)})"
 
-  def check_mesh(self, num_threads: int) -> None:
-    """Checks that a kernel has the threads that use the ring.
+  @property
+  def _columns(self) -> int:
+    """Columns of one accumulator."""
+    return self.acc.shape[1]
 
-    Args:
-      num_threads: Threads (warpgroups) of a block.
-
-    Raises:
-      SpecError: It has fewer.
-    """
-    if self.num_consumers > num_threads:
+  def _check_mesh(self, num_threads: int, axes: dict[Any, int]) -> None:
+    """Checks that a kernel has the threads and blocks that the ring uses."""
+    composite.check_threads(
+        self, dict(num_consumers=self.num_consumers), num_threads
+    )
+    axis = self.collective_axis
+    if axis is None:
+      return
+    composite.check_axes(self, (axis,), axes)
+    if axes[axis] != 2:
       raise errors.SpecError(
-          f"a ring with num_consumers={self.num_consumers} needs as many"
-          f" threads (warpgroups), got num_threads={num_threads}: it would wait"
-          " for ever",
+          f"two-CTA mode is for two blocks, got collective_axis={axis!r} of size"
+          f" {axes[axis]} in AccumulatorRing",
           code="MGPU124", spec=self,
-          hint=f"Pass num_threads={self.num_consumers + 1} or more to"
-          " plgpu.kernel",
+          hint="Pass cluster=(2,) to plgpu.kernel, with the rest of the blocks"
+          " along other axes, or leave collective_axis out",
       )
 
+  @composite.in_kernel
   def stage(self, step: Any) -> Any:
     """Returns the accumulator of a step, a TMEM ref of shape (128, N)."""
     first = self._index(step) * self._columns
-    return self.acc.at[:, pl.ds(first, self._columns)]
+    return self.stages.at[:, pl.ds(first, self._columns)]
 
+  @composite.in_kernel
   def producer_acquire(self, step: Any) -> None:
     """Waits until the accumulator of a step is free; not in the first lap.
 
@@ -177,6 +185,7 @@ class AccumulatorRing:
     """
     steps.wait_until_free(self.empty, step, self.num_stages)
 
+  @composite.in_kernel
   def producer_commit(self, step: Any) -> None:
     """Hands the accumulator over, once the MMAs issued so far are done.
 
@@ -190,6 +199,7 @@ class AccumulatorRing:
         self.full.at[self._index(step)], collective_axis=self.collective_axis
     )
 
+  @composite.in_kernel
   def consumer_wait(self, step: Any) -> Any:
     """Waits for the accumulator of a step, and returns its ref.
 
@@ -201,6 +211,7 @@ class AccumulatorRing:
     plgpu.barrier_wait(self.full.at[self._index(step)])
     return self.stage(step)
 
+  @composite.in_kernel
   def consumer_release(self, step: Any) -> None:
     """Waits for the consumer's loads from TMEM, and gives the accumulator back.
 
@@ -212,6 +223,7 @@ class AccumulatorRing:
     plgpu.wait_load_tmem()
     plgpu.barrier_arrive(self.empty.at[self._index(step)])
 
+  @composite.in_kernel
   def producer_tail(self, num_steps: Any) -> None:
     """Waits until all accumulators are free again, at the end.
 
@@ -233,6 +245,12 @@ def _check_accumulator(acc: Any, axis: Any) -> None:
   Raises:
     SpecError: It cannot; also a `TypeError`, if it is no ref in TMEM.
   """
+  if axis is not None and not composite.is_axis_name(axis):
+    raise errors.SpecTypeError(
+        "collective_axis must be the name of one axis, got collective_axis="
+        f"{spec_text.describe(axis)} in AccumulatorRing",
+        code="MGPU121", hint='Write collective_axis="x"',
+    )
   if isinstance(acc, plgpu.RefUnion) or (
       getattr(acc, "memory_space", None) != plgpu.TMEM
       or not hasattr(acc, "get_ref_aval")
@@ -243,7 +261,7 @@ def _check_accumulator(acc: Any, axis: Any) -> None:
         code="MGPU123", spec=acc,
         hint="Write plgpu.TMEM((128, columns), jnp.float32)",
     )
-  elif len(acc.shape) != 2 or acc.shape[0] != _LANES or (
+  elif len(acc.shape) != 2 or acc.shape[0] != _LANES or not acc.shape[1] or (
       acc.dtype != jnp.float32
       or acc.layout != plgpu.TMEM(acc.shape, acc.dtype).layout
   ):

@@ -8,6 +8,9 @@ from typing import Any
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_mgpu_ext._src import avals
+from jax_mgpu_ext._src import errors
+from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src.specs import composite
 
 
@@ -32,7 +35,9 @@ def MaybeClusterBarrier(  # pylint: disable=invalid-name
   Raises:
     SpecError: As of the barrier that is made.
   """
-  if collective_axes is None or collective_axes == ():
+  if collective_axes is None or (
+      isinstance(collective_axes, (tuple, list)) and not collective_axes
+  ):
     return plgpu.Barrier(
         num_arrivals=num_arrivals,
         num_barriers=num_barriers,
@@ -54,7 +59,22 @@ class BarrierPair:
   Attributes:
     full: Completes when the data of a stage is there.
     empty: Completes when all consumers have given the stage back.
+
+  Raises:
+    SpecError: One is no barrier.
   """
 
   full: Any
   empty: Any
+
+  def __post_init__(self):
+    for name in ("full", "empty"):
+      value = getattr(self, name)
+      if not avals.is_barrier(value):
+        raise errors.SpecTypeError(
+            f"expected a barrier as {name} of a BarrierPair, got"
+            f" {spec_text.describe(value)}",
+            code="MGPU121", spec=value, path=name,
+            hint="Write plgpu.Barrier(...), plgpu.ClusterBarrier(...) or"
+            " specs.MaybeClusterBarrier(...)",
+        )

@@ -7,66 +7,113 @@ composite is a pytree.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 import dataclasses
+import functools
 import operator
 from typing import Any
+import weakref
 
 import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_mgpu_ext._src import avals
 from jax_mgpu_ext._src import composites
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 
+# A block has at most 1024 CUDA threads (CUDA C++ Programming Guide, "Technical
+# Specifications per Compute Capability"), and a warpgroup has 128.
+MAX_WARPGROUPS = 8
 
-def composite(*parts: str) -> Callable[[type[Any]], type[Any]]:
-  """Makes a frozen dataclass a composite spec.
+
+def composite(
+    *parts: str, trees: tuple[str, ...] = ()
+) -> Callable[[type[Any]], type[Any]]:
+  """Makes a frozen dataclass, and the subclasses of it, a composite spec.
 
   Args:
     *parts: Names of the fields that hold specs, or refs, in the order in which
       JAX allocates them; all others must be hashable, and stay as they are.
+    trees: Names of the others that may be trees with hashable leaves.
 
   Returns:
     A decorator that returns the class.
   """
 
   def decorate(cls):
-    others = tuple(
-        field.name for field in dataclasses.fields(cls) if field.name not in parts
-    )
-
-    def flatten_with_keys(value):
-      children = [
-          (jax.tree_util.GetAttrKey(name), getattr(value, name))
-          for name in parts
-      ]
-      return children, tuple(getattr(value, name) for name in others)
-
-    def flatten(value):
-      return (
-          [getattr(value, name) for name in parts],
-          tuple(getattr(value, name) for name in others),
-      )
-
-    def unflatten(static, children):
-      # Not through the constructor: the children may be refs, avals, anything.
-      value = object.__new__(cls)
-      for name, child in zip(parts, children):
-        object.__setattr__(value, name, child)
-      for name, setting in zip(others, static):
-        object.__setattr__(value, name, setting)
-      return value
-
     setattr(cls, composites.PARTS, parts)
     cls.get_ref_aval = _get_ref_aval
     cls.get_array_aval = _get_array_aval
-    jax.tree_util.register_pytree_with_keys(
-        cls, flatten_with_keys, unflatten, flatten
-    )
+    cls.__hash__ = _hash
+    if cls.__dataclass_params__.repr:
+      cls.__repr__ = _repr
+    cls._composite_trees = trees
+
+    def init_subclass(subclass, **arguments):
+      super(cls, subclass).__init_subclass__(**arguments)
+      _register(subclass)
+
+    cls.__init_subclass__ = classmethod(init_subclass)
+    _register(cls)
     return cls
 
   return decorate
+
+
+_registered: weakref.WeakSet[type[Any]] = weakref.WeakSet()
+
+
+def _register(cls: type[Any]) -> None:
+  """Makes a class a pytree; its fields are asked for when there are objects."""
+  if cls in _registered:
+    return
+  _registered.add(cls)
+
+  def flatten_with_keys(value):
+    children, static = flatten(value)
+    keys = map(jax.tree_util.GetAttrKey, getattr(cls, composites.PARTS))
+    return list(zip(keys, children)), static
+
+  def flatten(value):
+    parts = getattr(cls, composites.PARTS)
+    static = []
+    for field in dataclasses.fields(cls):
+      if field.name in parts:
+        continue
+      setting = getattr(value, field.name)
+      if field.name in cls._composite_trees:
+        leaves, structure = jax.tree.flatten(setting)
+        setting = (structure, tuple(leaves))
+      static.append((field.name, setting))
+    return [getattr(value, name) for name in parts], tuple(static)
+
+  def unflatten(static, children):
+    # Not through the constructor: the children may be refs, avals, anything.
+    value = object.__new__(cls)
+    for name, child in zip(getattr(cls, composites.PARTS), children):
+      object.__setattr__(value, name, child)
+    for name, setting in static:
+      if name in cls._composite_trees:
+        structure, leaves = setting
+        setting = structure.unflatten(leaves)
+      object.__setattr__(value, name, setting)
+    return value
+
+  jax.tree_util.register_pytree_with_keys(
+      cls, flatten_with_keys, unflatten, flatten
+  )
+
+
+def _hash(self: Any) -> int:
+  """Hashes the leaves, as dataclasses do not where a field is a dict or a list."""
+  leaves, structure = jax.tree.flatten(self)
+  return hash((structure, tuple(leaves)))
+
+
+def _repr(self: Any) -> str:
+  """Writes specs as the calls that make them."""
+  return spec_text.describe(self, limit=1000)
 
 
 def _get_ref_aval(self: Any) -> Any:
@@ -85,12 +132,32 @@ def _get_array_aval(self: Any) -> Any:
   )
 
 
-def count(name: str, value: Any, least: int, cls: str) -> int:
+def in_kernel(method: Callable[..., Any]) -> Callable[..., Any]:
+  """Makes a method of a ring one for refs, refused where there are none yet."""
+
+  @functools.wraps(method)
+  def wrapper(self, *args, **kwargs):
+    if isinstance(self.full, (plgpu.Barrier, plgpu.ClusterBarrier)):
+      name = type(self).__name__
+      raise errors.SpecTypeError(
+          f"{method.__name__} was called on the spec, which has no memory: {self}",
+          code="MGPU125", spec=self,
+          hint=f"Call it on the {name} that the body of the kernel gets in the"
+          " place of the spec",
+      )
+    return method(self, *args, **kwargs)
+
+  return wrapper
+
+
+def count(
+    name: str, value: Any, least: int, cls: str, most: int | None = None
+) -> int:
   """Returns an argument that counts something, as an int.
 
   Raises:
     SpecError: It is none (and a `TypeError`, if it is no integer at all), or is
-      less than `least`.
+      less than `least` or more than `most`.
   """
   try:
     number = operator.index(value)
@@ -108,4 +175,59 @@ def count(name: str, value: Any, least: int, cls: str) -> int:
         f"{name} must be at least {least}, got {name}={number} in {cls}",
         code="MGPU121", hint=f"Write {name}={least} or more",
     )
+  if most is not None and number > most:
+    raise errors.SpecError(
+        f"{name} must be at most {most}, got {name}={number} in {cls}",
+        code="MGPU121", hint="Count warpgroups, not warps or CUDA threads",
+    )
   return number
+
+
+def is_axis_name(value: Any) -> bool:
+  """Returns whether an object can name one axis of a mesh."""
+  return (
+      isinstance(value, Hashable)
+      and not isinstance(value, (frozenset, type))
+      and jax.tree_util.all_leaves([value])  # No tuple, no None.
+  )
+
+
+def check_threads(spec: Any, wanted: dict[str, int], num_threads: int) -> None:
+  """Checks that a kernel has the threads that use a ring.
+
+  Args:
+    spec: The ring.
+    wanted: Name of an argument -> the threads that it says there are.
+    num_threads: Threads (warpgroups) of a block.
+
+  Raises:
+    SpecError: There are fewer.
+  """
+  for name, threads in wanted.items():
+    if threads > num_threads:
+      raise errors.SpecError(
+          f"a ring with {name}={threads} needs as many threads (warpgroups), got"
+          f" num_threads={num_threads}: it would wait for ever",
+          code="MGPU124", spec=spec,
+          hint=(
+              f"Pass num_threads={min(threads + 1, MAX_WARPGROUPS)} and a"
+              " thread_name to plgpu.kernel; for pl.run_scoped, also"
+              " collective_axes=thread_name"
+          ),
+      )
+
+
+def check_axes(spec: Any, wanted: Any, axes: dict[Any, int]) -> None:
+  """Checks that a kernel has the axes that a ring names.
+
+  Args:
+    spec: The ring.
+    wanted: Names of axes.
+    axes: Name -> size of those that there are.
+
+  Raises:
+    ClusterAxisError: One is not there.
+  """
+  for axis in wanted:
+    if axis not in axes:
+      raise spec_text.unknown_axis_error(axis, axes, tuple(wanted), spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -13,14 +12,19 @@ from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src.specs import barriers
 from jax_mgpu_ext._src.specs import composite
+from jax_mgpu_ext._src.specs import ring_arguments
 from jax_mgpu_ext._src.specs import steps
 
 # Mosaic keeps the phases of one barrier array in the bits of an int32.
 MAX_STAGES = 32
+# PTX ISA, "Contents of the mbarrier object": pending arrivals, 1 to 2^20 - 1.
+MAX_ARRIVALS = 2**20 - 1
 _READS = ("async", "generic", "tcgen05")
 
 
-@composite.composite("data", "full", "empty")
+@composite.composite(
+    "stages", "full", "empty", trees=("data", "collective_axes", "leader_tracked")
+)
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class RingBuffer:
   """Stages of SMEM that producers fill and consumers drain, in turn.
@@ -59,13 +63,14 @@ class RingBuffer:
   of the specs.
 
   Attributes:
-    data: A memory ref of one stage, or a tree of them (any shape); in the spec
-      and in the kernel with a leading dimension of `num_stages`.
+    data: A memory ref of one stage, or a tree of them (any shape).
     num_stages: Stages, 1 to 32.
-    num_producers: Threads (warpgroups) of a block that fill each stage together.
-    num_consumers: Threads (warpgroups) of a block that each read every stage.
+    num_producers: Threads (warpgroups) of a block that fill each stage together,
+      1 to 8.
+    num_consumers: Threads (warpgroups) of a block that each read every stage, 1
+      to 8.
     collective_axes: Cluster axes along which `copy_in` multicasts: None for
-      none, a name or a tuple of names for all of `data`, or a mapping like `data`
+      none, a name or a tuple of names for all of `data`, or a tree like `data`
       with one of these for each ref.
     transfers_per_stage: Copies that each producer starts for each ref of a stage;
       0: none, it is filled by ordinary stores and `producer_commit`.
@@ -79,6 +84,7 @@ class RingBuffer:
       `plgpu.CopyPartition`: with `PARTITIONED(axis)`, `copy_in` gets the tile
       of both, and each block its half along that axis. The `collective_axes`
       are then the one axis of the MMA. None: each block has its own MMA.
+    stages: `data` with a leading dimension of `num_stages`; in the kernel refs.
     full: Barriers of the block, one for each stage.
     empty: Barriers of the block, or of the cluster, one for each stage.
   """
@@ -91,17 +97,22 @@ class RingBuffer:
   transfers_per_stage: int = 1
   consumer_reads: str = "async"
   leader_tracked: Any = None
+  stages: Any = dataclasses.field(default=None, init=False)
   full: Any = dataclasses.field(default=None, init=False)
   empty: Any = dataclasses.field(default=None, init=False)
-  _structure: Any = dataclasses.field(default=None, init=False)
+  # What the arguments say of each leaf of the data.
+  _axes: tuple[tuple[Any, ...], ...] = dataclasses.field(default=(), init=False)
+  _tracked: tuple[Any, ...] = dataclasses.field(default=(), init=False)
 
   def __post_init__(self):
     put = lambda name, value: object.__setattr__(self, name, value)
-    for name, least in (
-        ("num_stages", 1), ("num_producers", 1), ("num_consumers", 1),
-        ("transfers_per_stage", 0),
+    for name, least, most in (
+        ("num_stages", 1, None), ("transfers_per_stage", 0, None),
+        ("num_producers", 1, composite.MAX_WARPGROUPS),
+        ("num_consumers", 1, composite.MAX_WARPGROUPS),
     ):
-      put(name, composite.count(name, getattr(self, name), least, "RingBuffer"))
+      value = getattr(self, name)
+      put(name, composite.count(name, value, least, "RingBuffer", most))
     if self.num_stages > MAX_STAGES:
       raise errors.SpecError(
           f"num_stages must be at most {MAX_STAGES}, since Mosaic keeps the"
@@ -109,7 +120,9 @@ class RingBuffer:
           f" num_stages={self.num_stages} in RingBuffer",
           code="MGPU121", hint="Make the stages larger, and fewer",
       )
-    if self.consumer_reads not in _READS:
+    if not (
+        isinstance(self.consumer_reads, str) and self.consumer_reads in _READS
+    ):
       raise errors.SpecError(
           f"consumer_reads must be one of {', '.join(_READS)}, got"
           f" consumer_reads={spec_text.describe(self.consumer_reads)} in"
@@ -117,40 +130,26 @@ class RingBuffer:
           code="MGPU121",
           hint='Write "generic" if consumers read by ordinary loads',
       )
-    leaves, structure = jax.tree.flatten(self.data)
-    if not leaves:
-      raise errors.SpecError(
-          "expected at least one memory ref as the data of a RingBuffer, got"
-          f" data={spec_text.describe(self.data)}",
-          code="MGPU123", hint="Write RingBuffer(plgpu.SMEM(shape, dtype), 3)",
-      )
-    stages = []
-    for index, leaf in enumerate(leaves):
-      try:
-        stages.append(_stages(leaf, self.num_stages))
-      except errors.SpecError as e:
-        spec_text.attach_path_at(e, self.data, index, "data")
-        raise
-    axes = tuple(
-        () if a is None else tuple(a) if isinstance(a, (tuple, list)) else (a,)
-        for a in _of_leaves("collective_axes", self.collective_axes, structure)
-    )
-    for of_leaf in axes:
-      if len({*of_leaf}) < len(of_leaf):
-        raise errors.SpecError(
-            "collective_axes must name each axis once, got"
-            f" collective_axes={of_leaf} in RingBuffer",
-            code="MGPU024",
-            hint=f"Write collective_axes={tuple(dict.fromkeys(of_leaf))}",
-        )
-    tracked = _of_leaves("leader_tracked", self.leader_tracked, structure)
+    leaves, structure = ring_arguments.flatten(self.data)
+    stages = ring_arguments.stages(self.data, leaves, self.num_stages)
+    axes = ring_arguments.collective_axes(self.collective_axes, structure)
+    tracked = ring_arguments.leader_tracked(self.leader_tracked, structure)
     if self.consumer_reads == "tcgen05" or tracked.count(None) < len(tracked):
-      _check_leader(axes, tracked, self.consumer_reads)
-    put("data", structure.unflatten(stages))
-    put("collective_axes", axes)
-    put("leader_tracked", tracked)
-    put("_structure", structure)
+      ring_arguments.check_leader(axes, tracked, leaves, self.consumer_reads)
+    put("stages", structure.unflatten(stages))
+    put("collective_axes", ring_arguments.canonical(axes, structure))
+    put("leader_tracked", ring_arguments.canonical(tracked, structure))
+    put("_axes", axes)
+    put("_tracked", tracked)
     arrivals = self.transfers_per_stage * len(leaves) or 1
+    if self.num_producers * arrivals > MAX_ARRIVALS:
+      raise errors.SpecError(
+          f"num_producers * transfers_per_stage * {len(leaves)} refs are"
+          f" {self.num_producers * arrivals} arrivals, more than the"
+          f" {MAX_ARRIVALS} that a barrier counts, in RingBuffer",
+          code="MGPU121",
+          hint="transfers_per_stage counts copies of each ref, not bytes",
+      )
     put(
         "full",
         plgpu.Barrier(
@@ -175,39 +174,26 @@ class RingBuffer:
     shown = [spec_text.describe(self.data), f"num_stages={self.num_stages}"]
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if field.name in ("num_producers", "num_consumers", "transfers_per_stage",
-                        "consumer_reads") and value != field.default:
+      if field.init and field.kw_only and value != field.default:
         shown.append(f"{field.name}={value!r}")
-    for name in ("collective_axes", "leader_tracked"):
-      if any(getattr(self, name)):
-        shown.append(f"{name}={getattr(self, name)}")
     return f"RingBuffer({', '.join(shown)})"
 
-  def check_mesh(self, num_threads: int) -> None:
-    """Checks that a kernel has the threads that use the ring.
+  def _check_mesh(self, num_threads: int, axes: dict[Any, int]) -> None:
+    """Checks that a kernel has the threads and the axes that the ring uses."""
+    composite.check_threads(
+        self,
+        dict(num_producers=self.num_producers, num_consumers=self.num_consumers),
+        num_threads,
+    )
+    composite.check_axes(self, dict.fromkeys(sum(self._axes, ())), axes)
 
-    Args:
-      num_threads: Threads (warpgroups) of a block.
-
-    Raises:
-      SpecError: It has fewer.
-    """
-    for name in ("num_producers", "num_consumers"):
-      wanted = getattr(self, name)
-      if wanted > num_threads:
-        raise errors.SpecError(
-            f"a ring with {name}={wanted} needs as many threads (warpgroups), got"
-            f" num_threads={num_threads}: it would wait for ever",
-            code="MGPU124", spec=self,
-            hint=f"Pass num_threads={wanted + 1} or more to plgpu.kernel",
-        )
-
+  @composite.in_kernel
   def stage(self, step: Any) -> Any:
     """Returns the refs of the stage of a step, in the form of `data`."""
     index = self._index(step)
-    refs = self._structure.flatten_up_to(self.data)
-    return self._structure.unflatten([ref.at[index] for ref in refs])
+    return jax.tree.map(lambda _, ref: ref.at[index], self.data, self.stages)
 
+  @composite.in_kernel
   def producer_acquire(self, step: Any) -> None:
     """Waits until the stage of a step is free; the first lap does not wait.
 
@@ -218,6 +204,7 @@ class RingBuffer:
     """
     steps.wait_until_free(self.empty, step, self.num_stages)
 
+  @composite.in_kernel
   def copy_in(self, src: Any, *, step: Any, **options: Any) -> None:
     """Starts the copies from GMEM into the stage of a step.
 
@@ -241,10 +228,26 @@ class RingBuffer:
           " stage(step) and call producer_commit(step)",
       )
     index = self._index(step)
-    refs = self._structure.flatten_up_to(self.data)
-    sources = self._structure.flatten_up_to(src)
+    for name in ("barrier", "collective_axes", "leader_tracked"):
+      if name in options:
+        raise errors.SpecTypeError(
+            f"copy_in of a RingBuffer takes no {name}, got"
+            f" {name}={spec_text.describe(options[name])}",
+            code="MGPU125", hint="Leave it out: the ring knows it",
+        )
+    structure = jax.tree.structure(self.data)
+    try:
+      sources = structure.flatten_up_to(src)
+    except (TypeError, ValueError) as e:
+      raise errors.SpecTypeError(
+          "expected a tree of refs like data as the source of copy_in, got"
+          f" {spec_text.describe(src)} for data={spec_text.describe(self.data)}:"
+          f" {spec_text.describe_error(e).splitlines()[0]}",
+          code="MGPU125", hint="Pass one ref in GMEM for each ref of data",
+      ) from e
+    refs = structure.flatten_up_to(self.stages)
     for source, ref, axes, tracked in zip(
-        sources, refs, self.collective_axes, self.leader_tracked
+        sources, refs, self._axes, self._tracked
     ):
       collective = {}
       if axes:
@@ -255,6 +258,7 @@ class RingBuffer:
           source, ref.at[index], self.full.at[index], **collective, **options
       )
 
+  @composite.in_kernel
   def producer_commit(self, step: Any) -> None:
     """Hands over a stage that was filled by ordinary stores.
 
@@ -275,6 +279,7 @@ class RingBuffer:
       plgpu.commit_smem()
     plgpu.barrier_arrive(self.full.at[self._index(step)])
 
+  @composite.in_kernel
   def consumer_wait(self, step: Any) -> Any:
     """Waits for the data of a step, and returns the refs of its stage.
 
@@ -286,6 +291,7 @@ class RingBuffer:
     plgpu.barrier_wait(self.full.at[self._index(step)])
     return self.stage(step)
 
+  @composite.in_kernel
   def consumer_release(self, step: Any) -> None:
     """Gives the stage of a step back.
 
@@ -298,7 +304,7 @@ class RingBuffer:
     """
     empty = self.empty.at[self._index(step)]
     if self.consumer_reads == "tcgen05":
-      axis = next((a[0] for a in self.collective_axes if a), None)
+      axis = next((a[0] for a in self._axes if a), None)
       plgpu.tcgen05_commit_arrive(empty, collective_axis=axis)
       return
     if self.consumer_reads == "generic" and self._touched_by_async:
@@ -306,6 +312,7 @@ class RingBuffer:
       plgpu.commit_smem()
     plgpu.barrier_arrive(empty)
 
+  @composite.in_kernel
   def producer_tail(self, num_steps: Any) -> None:
     """Waits until all stages are free again, at the end.
 
@@ -327,66 +334,8 @@ class RingBuffer:
     return (
         self.transfers_per_stage > 0
         or self.consumer_reads != "generic"
-        or any(self.collective_axes)
+        or any(self._axes)
     )
 
   def _index(self, step: Any) -> Any:
     return steps.index_of(step, self.num_stages)
-
-
-def _stages(leaf: Any, num_stages: int) -> Any:
-  """Returns the memory ref of all stages, or raises a SpecError."""
-  if isinstance(leaf, plgpu.RefUnion) or not (
-      isinstance(getattr(leaf, "memory_space", None), plgpu.MemorySpace)
-      and leaf.memory_space == plgpu.SMEM
-      and hasattr(leaf, "get_ref_aval")
-  ):
-    raise errors.SpecTypeError(
-        "expected a memory ref in SMEM as the data of a RingBuffer, got"
-        f" {spec_text.describe(leaf)}",
-        code="MGPU123", spec=leaf,
-        hint="Write plgpu.SMEM(shape, dtype), or specs.TiledSMEM(shape, dtype)",
-    )
-  return plgpu.SMEM(
-      (num_stages, *leaf.shape), leaf.dtype, transforms=leaf.transforms
-  )
-
-
-def _of_leaves(name: str, given: Any, structure: Any) -> tuple[Any, ...]:
-  """Returns what an argument says of each ref of the data."""
-  if not isinstance(given, Mapping):
-    return (given,) * structure.num_leaves
-  try:
-    return tuple(structure.flatten_up_to(given))
-  except ValueError as e:
-    raise errors.SpecError(
-        f"{name} as a mapping must have the keys of data, got"
-        f" {name}={spec_text.describe(given)}",
-        code="MGPU121",
-        hint=f"Write the {name} of each ref, None for those without multicast",
-    ) from e
-
-
-def _check_leader(axes: Any, tracked: Any, consumer_reads: str) -> None:
-  """Checks what tcgen05 can give back: the stages of one block, or of a pair.
-
-  Raises:
-    SpecError: Something else is shared.
-  """
-  shown = f"collective_axes={axes}, leader_tracked={tracked} in RingBuffer"
-  if consumer_reads != "tcgen05":
-    raise errors.SpecError(
-        "leader_tracked needs consumer_reads='tcgen05', since only the leader's"
-        f" collective MMA gives the stages of both blocks back, got {shown}",
-        code="MGPU121", hint='Write consumer_reads="tcgen05"',
-    )
-  shared = {a for a, t in zip(axes, tracked) if a or t is not None}
-  if len(shared) > 1 or any(len(a) != 1 for a in shared) or (
-      shared and not all(isinstance(t, plgpu.CopyPartition) for t in tracked)
-  ):
-    raise errors.SpecError(
-        "a ring with consumer_reads='tcgen05' must share all of its data along"
-        f" the one axis of the collective MMA, or none of it, got {shown}",
-        code="MGPU121",
-        hint='Write collective_axes="x" and a plgpu.CopyPartition for each',
-    )

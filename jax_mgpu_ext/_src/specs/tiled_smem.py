@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+import operator
 from typing import Any
 
+import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from jax_mgpu_ext._src import avals
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 
@@ -31,6 +34,9 @@ def TiledSMEM(  # pylint: disable=invalid-name
     plgpu.SMEM((128, 64), jnp.float16, transforms=(
         plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)))
 
+  TMA, wgmma and tcgen05 take all of it or any tiles of it; ordinary loads take
+  multiples of 64 rows (JAX has no layout for fewer, see MGPU127).
+
   Args:
     shape: Its shape, of two dimensions or more.
     dtype: Its element type.
@@ -40,15 +46,9 @@ def TiledSMEM(  # pylint: disable=invalid-name
   Raises:
     SpecError: No swizzle fits, or not the one that was asked for.
   """
-  shape = tuple(shape)
-  bits = jnp.dtype(dtype).itemsize * 8
-  try:
-    bits = jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating) else (
-        jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else bits
-    )
-  except ValueError:
-    pass
-  name = f"TiledSMEM({shape}, {jnp.dtype(dtype).name})"
+  shape = _as_shape(shape)
+  dtype, bits = _as_dtype(dtype)
+  name = f"TiledSMEM({shape}, {dtype.name})"
   if len(shape) < 2 or shape[-2] % _ROWS:
     raise errors.SpecError(
         f"expected at least two dimensions, the last but one a multiple of"
@@ -69,23 +69,93 @@ def TiledSMEM(  # pylint: disable=invalid-name
         code="MGPU122",
         hint=f"Make the last dimension a multiple of {128 // bits} elements",
     )
-  if swizzle == "auto":
+  if isinstance(swizzle, str) and swizzle == "auto":
     swizzle = legal[0]
-  elif swizzle not in legal:
+  elif _as_integer(swizzle) not in legal:
     raise errors.SpecError(
         f"expected a swizzle of {', '.join(map(str, legal))} bytes for rows of"
         f" {shape[-1] * bits // 8} bytes, got swizzle="
         f"{spec_text.describe(swizzle)} in {name}",
         code="MGPU122", hint=f'Write swizzle={legal[0]}, or "auto"',
     )
+  swizzle = int(swizzle)
   transforms = (plgpu.TilingTransform((_ROWS, swizzle * 8 // bits)),)
   if swizzle != SWIZZLES[-1]:
     transforms += (plgpu.SwizzleTransform(swizzle),)
   return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
+def _as_integer(value: Any) -> int | None:
+  """Returns an integer that is known now as an int, or None if it is none."""
+  if isinstance(value, (bool, jax.core.Tracer)) or getattr(value, "ndim", 0):
+    return None
+  try:
+    return operator.index(value)
+  except Exception:  # pylint: disable=broad-exception-caught
+    return None  # Symbolic dimensions have an exception of their own.
+
+
+def _as_shape(shape: Any) -> tuple[int, ...]:
+  """Returns a shape as a tuple of ints.
+
+  Raises:
+    SpecError: It is none.
+  """
+  dims = None
+  if isinstance(shape, Iterable) and not isinstance(shape, (str, dict, set)):
+    dims = tuple(map(_as_integer, tuple(shape)))
+  if dims is None or None in dims or min(dims, default=1) < 1:
+    raise errors.SpecTypeError(
+        "expected a tuple of sizes, each 1 or more, as the shape of a TiledSMEM,"
+        f" got shape={spec_text.describe(shape)}",
+        code="MGPU122",
+        hint="Write TiledSMEM((128, 64), jnp.float16), with sizes that are known"
+        " when the spec is made",
+    )
+  return dims
+
+
+def _as_dtype(dtype: Any) -> tuple[Any, int]:
+  """Returns a dtype, and the bits of an element.
+
+  Raises:
+    SpecError: It is none of numbers.
+  """
+  try:
+    if dtype is None:
+      raise TypeError("jnp.dtype(None) is float32")
+    found = jnp.dtype(dtype)
+    if jnp.issubdtype(found, jnp.floating):
+      return found, jnp.finfo(found).bits
+    if jnp.issubdtype(found, jnp.integer):
+      return found, jnp.iinfo(found).bits
+  except (TypeError, ValueError):
+    pass
+  raise errors.SpecTypeError(
+      "expected a floating-point or an integer dtype of a TiledSMEM, got"
+      f" dtype={spec_text.describe(dtype)}",
+      code="MGPU122",
+      hint="Write jnp.float16, say; plgpu.SMEM takes other types, without tiles",
+  )
+
+
 def _like(array: Any, *, swizzle: int | str = "auto"):
-  """Returns `TiledSMEM` of the shape and dtype of an array."""
+  """Returns `TiledSMEM` of the shape and dtype of an array.
+
+  Args:
+    array: Anything with a shape and a dtype: an array, a `jax.ShapeDtypeStruct`,
+      another memory ref.
+    swizzle: As of `TiledSMEM`.
+
+  Raises:
+    SpecError: It has none, or as of `TiledSMEM`.
+  """
+  if not spec_text.looks_like_array(array) or avals.is_barrier(array):
+    raise errors.SpecTypeError(
+        "expected something with a shape and a dtype in TiledSMEM.like, got"
+        f" {spec_text.describe(array)}",
+        code="MGPU122", hint="Pass an array, or a jax.ShapeDtypeStruct",
+    )
   return TiledSMEM(array.shape, array.dtype, swizzle=swizzle)
 
 
