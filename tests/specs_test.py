@@ -72,12 +72,16 @@ class PartsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("one", "x", (("x",), ("x",)), ("x",)),
-      ("tuple", ("x", "y"), (("x", "y"),) * 2, ("x", "y")),
+      ("tuple", ("x", "y"), (("x", "y"),) * 2, (("x", "y"),)),
       ("mapping", dict(a="x", b=None), (("x",), ()), ("x",)),
       ("two", dict(a="x", b="y"), (("x",), ("y",)), ("x", "y")),
-      ("list", ["x", "y"], (("x", "y"),) * 2, ("x", "y")),
+      ("list", ["x", "y"], (("x", "y"),) * 2, (("x", "y"),)),
       ("mapping_of_lists", dict(a=["x"], b=("x", "y")), (("x",), ("x", "y")),
-       ("x", "y")),
+       (("x", "y"),)),
+      ("joined", dict(a=("x", "y"), b=("y", "z")), (("x", "y"), ("y", "z")),
+       (("x", "y", "z"),)),
+      ("apart", dict(a=("x", "y"), b="z"), (("x", "y"), ("z",)),
+       (("x", "y"), "z")),
       ("none", None, ((), ()), None),
       ("none_of_them", dict(a=None, b=None), ((), ()), None),
   )
@@ -187,6 +191,80 @@ class PartsTest(parameterized.TestCase):
     # Whatever the parts become, the class stays.
     self.assertIsInstance(structure.unflatten(range(5)).ring, specs.RingBuffer)
 
+  def test_hash_goes_with_equality(self):
+    a = plgpu.SMEM((8, 128), F32)
+    for one, other in (
+        (dict(a=a), collections.OrderedDict(a=a)), ((a, a), [a, a]),
+        ((a, a), collections.namedtuple("Two", "a b")(a, a)),
+    ):
+      one, other = specs.RingBuffer(one, 2), specs.RingBuffer(other, 2)
+      self.assertTrue(one != other or hash(one) == hash(other))
+      self.assertEqual(one, copy.copy(one))
+
+  def test_keeps_its_own_copy(self):
+    data = dict(a=plgpu.SMEM((8, 128), F32))
+    spec = specs.RingBuffer(data, 2)
+    data["b"] = data["a"]
+    self.assertLen(spec.data, 1)
+    self.assertEqual(dataclasses.replace(spec), spec)
+
+  def test_memory_refs_of_pallas(self):
+    ref = pl.MemoryRef(jax.core.ShapedArray((8, 128), F32), plgpu.SMEM)
+    spec = specs.RingBuffer(ref, 2)
+    self.assertEqual(spec.stages, plgpu.SMEM((2, 8, 128), F32))
+    lowering.lower([spec])
+
+  @parameterized.parameters("struct", "dataclass", "plain", "pair")
+  def test_subclasses_with_more_specs(self, kind):
+    tile = plgpu.SMEM((8,), F32)
+    if kind == "struct":
+      @specs.scratch_struct
+      class Good(Scratch):
+        extra: Any = tile
+      self.assertLen(jax.tree.leaves(Good(ring=tile, out=None)), 2)
+      return
+    if kind == "dataclass":
+      @dataclasses.dataclass(frozen=True, kw_only=True)
+      class Bad(Scratch):
+        extra: Any = tile
+      make = lambda: Bad(ring=tile, out=None)
+    elif kind == "plain":
+      class Plain(Scratch):
+        extra: Any = tile
+      make = lambda: Plain(ring=tile, out=None)
+    else:
+      @dataclasses.dataclass(frozen=True, kw_only=True)
+      class Pair(specs.BarrierPair):
+        extra: Any = tile
+      make = lambda: Pair(full=plgpu.Barrier(), empty=plgpu.Barrier())
+    with self.assertRaisesRegex(
+        jax_mgpu_ext.SpecError, "extra=SMEM.*no part of.*@specs.scratch_struct"
+    ):
+      lowering.lower([make()])
+
+  def test_methods_of_a_bundle_stay(self):
+    seen = []
+
+    @specs.scratch_struct
+    class Mine:
+      a: Any
+
+      def __init_subclass__(cls, tag=None):
+        seen.append(tag)
+
+      def __repr__(self):
+        return "mine"
+
+      def __hash__(self):
+        return 42
+
+    class Sub(Mine, tag=3):
+      pass
+
+    spec = Sub(a=plgpu.SMEM((8,), F32))
+    self.assertEqual((seen, repr(spec), hash(spec)), ([3], "mine", 42))
+    self.assertLen(jax.tree.leaves(spec), 1)
+
   def test_subclasses(self):
     class Ring(specs.RingBuffer):  # Without a decorator.
 
@@ -288,6 +366,34 @@ class BarriersTest(absltest.TestCase):
     )
 
 
+class WideIntegersTest(parameterized.TestCase):
+  """With 64-bit integers, whose Python ints are int64."""
+
+  @parameterized.parameters(False, True)
+  def test_ring(self, traced):
+    def body(x, o, found):
+      def step(i):
+        found.producer_acquire(i)
+        found.copy_in(x, step=i)
+        o[...] = found.consumer_wait(i)[...]
+        found.consumer_release(i)
+
+      pl.loop(0, 5)(step)
+      found.producer_tail(lax.axis_index("g") + 5 if traced else 5)
+
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else (
+        jax.experimental.enable_x64()
+    ):
+      kernel = plgpu.kernel(
+          body, out_type=lowering.array(), grid=(1,), grid_names=("g",),
+          scratch_types=[specs.RingBuffer(plgpu.SMEM((128,), F32), 2)],
+      )
+      text = jax.jit(kernel).trace(jnp.zeros((128,), F32)).lower(
+          lowering_platforms=("cuda",)
+      ).as_text()
+    self.assertIn("mosaic_gpu", text)
+
+
 class ExtractorTest(absltest.TestCase):
 
   def test_ref_aval_is_the_tree_of_its_parts(self):
@@ -334,6 +440,12 @@ class ExtractorTest(absltest.TestCase):
     self.assertIn("num_stages=7 fits", budget.budget(large).over[0].hint)
 
 
+def _endless():
+  tree: dict[str, Any] = {}
+  tree["a"] = tree
+  return tree
+
+
 class MisuseTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -375,6 +487,29 @@ class MisuseTest(parameterized.TestCase):
        "at most 8.*not warps"),
       ("bytes", lambda: ring(transfers_per_stage=2**19), "MGPU121", None,
        "counts copies of each ref, not bytes"),
+      ("huge_count", lambda: ring(num_stages=10**5000), "MGPU121", None, "32"),
+      ("no_end", lambda: specs.RingBuffer(_endless(), 2), "MGPU123", None,
+       "no pytree"),
+      ("axes_of_a_generator", lambda: ring(collective_axes=(a for a in "x")),
+       "MGPU121", None, "a tree like data"),
+      ("no_name", lambda: ring(collective_axes=""), "MGPU121", None,
+       "a tree like data"),
+      ("false", lambda: ring(collective_axes=False), "MGPU121", None,
+       "a tree like data"),
+      ("no_tmem_of_mosaic", lambda: specs.AccumulatorRing(pl.MemoryRef(
+          jax.core.ShapedArray((128, 64), F32), plgpu.TMEM)), "MGPU123", "acc",
+       "memory ref in TMEM"),
+      ("true_partition", lambda: specs.RingBuffer(
+          plgpu.SMEM((64, 64), F16), 2, consumer_reads="tcgen05",
+          collective_axes="x",
+          leader_tracked=plgpu.CopyPartition.PARTITIONED(True)), "MGPU121", None,
+       "expected a dimension"),
+      ("array_shape", lambda: specs.TiledSMEM(np.array(64), F16), "MGPU122",
+       None, "a tuple of sizes"),
+      ("bytes_shape", lambda: specs.TiledSMEM(b"@@", F16), "MGPU122", None,
+       "a tuple of sizes"),
+      ("set_shape", lambda: specs.TiledSMEM(frozenset({64, 128}), F16),
+       "MGPU122", None, "a tuple of sizes"),
       ("no_elements", lambda: specs.RingBuffer(plgpu.SMEM((0, 64), F32), 2),
        "MGPU123", "data", "at least one element"),
       ("keys", lambda: specs.RingBuffer({1: plgpu.SMEM((8,), F32),
@@ -546,6 +681,9 @@ class ScopeTest(parameterized.TestCase):
        dict(num_threads=2, thread_name="wg"), "MGPU124", "types[0].ring"),
       ("four_blocks", two_blocks, (), dict(cluster=(4,), cluster_names=("x",)),
        "MGPU124", "types[0]"),
+      ("no_axes", lambda: ring(num_consumers=2), (), {}, "MGPU124", "types[0]"),
+      ("misspelt", lambda: ring(num_consumers=2), "gw",
+       dict(num_threads=2, thread_name="wg"), "MGPU124", "types[0]"),
   )
   def test_bad(self, make, shared, arguments, code, path):
     with self.assertRaises(jax_mgpu_ext.SpecError) as caught:
@@ -554,7 +692,21 @@ class ScopeTest(parameterized.TestCase):
         (caught.exception.code, caught.exception.path), (code, path)
     )
 
+  def test_says_who_shares_it(self):
+    with self.assertRaisesRegex(
+        jax_mgpu_ext.SpecError,
+        "collective_axes='gw' shares it among 1.*collective_axes=thread_name",
+    ):
+      self._trace(lambda: ring(num_consumers=2), "gw",
+                  num_threads=2, thread_name="wg")
+
+  def test_axes_that_are_no_axes(self):
+    with self.assertRaisesRegex(TypeError, "collective_axes was not hashable"):
+      self._trace(lambda: plgpu.SMEM((8,), F32), ["wg"],
+                  num_threads=2, thread_name="wg")
+
   @parameterized.named_parameters(
+      ("plain", ring, (), {}),
       ("axis", lambda: ring(collective_axes="x"), (),
        dict(cluster=(2,), cluster_names=("x",))),
       ("consumers", lambda: [ring(num_consumers=2)], "wg",
@@ -587,6 +739,17 @@ class StructErrorsTest(parameterized.TestCase):
           a=[], __annotations__=dict(a=Any))), "mutable default"),
       ("reserved", lambda: type("D", (), dict(
           __annotations__=dict(get_ref_aval=Any))), "the name get_ref_aval is"),
+      ("own_aval", lambda: type("D", (), dict(
+          get_ref_aval=lambda self: None)), "get_ref_aval of D is a name"),
+      ("own_check", lambda: type("D", (), dict(
+          _check_mesh=lambda self: None)), "_check_mesh of D is a name"),
+      ("slots", lambda: type("D", (), dict(
+          __slots__=("a",), __annotations__=dict(a=Any))), "__slots__ of D"),
+      ("property", lambda: type("D", (), dict(
+          a=property(lambda self: 1), __annotations__=dict(a=Any))),
+       "a of D is in the way"),
+      ("init_var", lambda: type("D", (), dict(
+          __annotations__=dict(a=dataclasses.InitVar[int]))), "an InitVar"),
       ("no_init", lambda: type("D", (), dict(
           a=dataclasses.field(init=False), __annotations__=dict(a=Any))),
        "a with init=False"),
@@ -653,15 +816,25 @@ class UseTest(parameterized.TestCase):
        "producer_tail was called on the spec"),
       ("replaced", lambda r, x: dataclasses.replace(r).stage(0), {},
        "stage was called on the spec"),
+      ("avals", lambda r, x: specs.RingBuffer(
+          plgpu.SMEM((128,), F32), 2).get_ref_aval().stage(0), {},
+       "stage was called on the spec"),
+      ("mapped", lambda r, x: jax.tree.map(lambda _: None, r).stage(0), {},
+       "stage was called on the spec"),
+      ("shape", lambda r, x: r.copy_in(x.at[pl.ds(0, 64)], step=0), {},
+       "Expected source shape.*copy_in got ref float32.64"),
   )
   def test_bad(self, use, arguments, says):
+    if "source shape" in says and jax.__version__ == "0.10.2":
+      self.skipTest("JAX 0.10.2 does not compare the shapes of a copy")
     with self.assertRaisesRegex(jax_mgpu_ext.SpecError, says) as caught:
       self._trace(use, **arguments)
     self.assertEqual(caught.exception.code, "MGPU125")
 
   @parameterized.named_parameters(
       ("one", lambda x: x), ("keys", lambda x: dict(a=x, c=x)),
-      ("list", lambda x: [x, x]), ("more", lambda x: dict(a=x, b=x, c=x)),
+      ("list", lambda x: [x, x]), ("inner", lambda x: dict(a=x, b=[x])),
+      ("more", lambda x: dict(a=x, b=x, c=x)),
       ("none", lambda x: None),
   )
   def test_bad_source(self, source):

@@ -183,6 +183,8 @@ def unsupported(error: BaseException) -> str | None:
   if not frames or not frames[-1][0].f_code.co_filename.startswith(_FOLDERS):
     return None
   text = texts.text_of(error)
+  if re.search(r"Collective axis `\(.*not found among axes", text):
+    return "its cluster barriers have no groups of axes"
   said = re.search(r"not (\(?yet\)? )?(supported|implemented)", text, re.I)
   if not isinstance(error, NotImplementedError) and not (
       isinstance(error, (AssertionError, ValueError)) and said

@@ -51,6 +51,8 @@ def _describe(value: Any) -> str:
       return f"{name}({tuple(value.shape)}, {value.dtype})"
     if not dataclasses.is_dataclass(value):
       return f"{value.dtype}{list(value.shape)}"
+    if safe_getattr(value, "ref") is not None:  # A part of one.
+      return f"ref {value.dtype}{list(value.shape)}"
   if type(value) is dict:  # pylint: disable=unidiomatic-typecheck
     items = (f"{key!r}: {_describe(item)}" for key, item in value.items())
     return "{" + ", ".join(items) + "}"
@@ -100,7 +102,15 @@ def no_spec_error(value: Any, describes_refs: bool = False) -> errors.SpecError:
   if isinstance(value, type):
     return _class_error(value, describes_refs)
   hint = "Allocate refs by specs, as plgpu.SMEM(shape, dtype) or plgpu.Barrier()"
-  if isinstance(value, enum.Enum) and callable(value):
+  if safe_getattr(safe_getattr(value, "aval"), "inner_aval") is not None:
+    hint = "This ref has its memory already: use it as it is"
+  elif dataclasses.is_dataclass(value) and not looks_like_array(value):
+    hint = (
+        f"Decorate {type(value).__qualname__} with"
+        " jax_mgpu_ext.specs.scratch_struct in the place of dataclass, or"
+        " register it as a pytree"
+    )
+  elif isinstance(value, enum.Enum) and callable(value):
     hint = f"Call it: write {value.name}(shape, dtype)"
   elif looks_like_array(value):
     shape = tuple(value.shape)

@@ -7,7 +7,7 @@ trace, so that the traceback points at the user's own call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Hashable, Iterator, Sized
 import functools
 import math
 import sys
@@ -98,14 +98,25 @@ def _check_composites_in_scope(tree: Any, collective_axes: Any) -> None:
     SpecError: More threads use one than share it, or an axis is not there.
   """
   axes = dict(sys.modules["jax._src.core"].get_axis_env().axis_sizes.items())
-  if not axes:
-    return  # Not in the body of a kernel.
   shared = (
       collective_axes if isinstance(collective_axes, tuple) else (collective_axes,)
   )
+  if not all(isinstance(axis, Hashable) for axis in shared):
+    return  # JAX is about to say so.
   # Programs along these axes share the allocation: for Mosaic GPU, threads.
   num_threads = math.prod(axes.get(axis, 1) for axis in shared)
-  cluster_axes.check_composites(tree, "types", num_threads, axes)
+  try:
+    cluster_axes.check_composites(tree, "types", num_threads, axes)
+  except errors.SpecError as e:
+    if "num_threads=" not in e.problem:
+      raise
+    raise type(e)(
+        f"{e.problem}; pl.run_scoped with collective_axes="
+        f"{spec_text.describe(collective_axes)} shares it among {num_threads}",
+        code=e.code, spec=e.spec, path=e.path,
+        hint="Write collective_axes=thread_name in pl.run_scoped, the thread_name"
+        " of plgpu.kernel",
+    ) from None
 
 
 def _wrap_pallas_call(original):

@@ -21,7 +21,9 @@ _LANES = 128
 _COLUMNS = 512
 
 
-@composite.composite("stages", "full", "empty")
+@composite.composite(
+    "stages", "full", "empty", trees=("acc",), generated=("__hash__",)
+)
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class AccumulatorRing:
   """Accumulators that one warp's tcgen05 MMAs fill, and an epilogue drains.
@@ -58,8 +60,8 @@ class AccumulatorRing:
   since its barriers complete, too. The consumers of each block drain their own
   half.
 
-  In a kernel the object that the body gets has the same class, with refs in
-  place of the specs.
+  In a kernel the object that the body gets has the same class, with refs as
+  `stages`, `full` and `empty`; `acc` stays as it was, `stage(step)` gives a ref.
 
   Attributes:
     acc: `plgpu.TMEM((128, N), jnp.float32)` of one accumulator, with
@@ -94,7 +96,8 @@ class AccumulatorRing:
       raise errors.SpecError(
           f"num_stages must be at most {ring_buffer.MAX_STAGES}, since Mosaic"
           " keeps the phases of a barrier array in 32 bits, got"
-          f" num_stages={self.num_stages} in AccumulatorRing",
+          f" num_stages={spec_text.describe(self.num_stages)} in"
+          " AccumulatorRing",
           code="MGPU121", hint="Make the accumulators wider, and fewer",
       )
     _check_accumulator(self.acc, self.collective_axis)
@@ -254,6 +257,7 @@ def _check_accumulator(acc: Any, axis: Any) -> None:
   if isinstance(acc, plgpu.RefUnion) or (
       getattr(acc, "memory_space", None) != plgpu.TMEM
       or not hasattr(acc, "get_ref_aval")
+      or not hasattr(acc, "layout")  # As a `pl.MemoryRef`.
   ):
     error = errors.SpecTypeError(
         "expected a memory ref in TMEM as the data of an AccumulatorRing, got"

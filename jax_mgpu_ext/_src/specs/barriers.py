@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 import dataclasses
 from typing import Any
 
@@ -36,7 +36,7 @@ def MaybeClusterBarrier(  # pylint: disable=invalid-name
     SpecError: As of the barrier that is made.
   """
   if collective_axes is None or (
-      isinstance(collective_axes, (tuple, list)) and not collective_axes
+      isinstance(collective_axes, Sized) and not len(collective_axes)
   ):
     return plgpu.Barrier(
         num_arrivals=num_arrivals,

@@ -7,15 +7,15 @@ composite is a pytree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 import dataclasses
 import functools
+import inspect
 import operator
 from typing import Any
 import weakref
 
 import jax
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jax_mgpu_ext._src import avals
 from jax_mgpu_ext._src import composites
@@ -28,7 +28,9 @@ MAX_WARPGROUPS = 8
 
 
 def composite(
-    *parts: str, trees: tuple[str, ...] = ()
+    *parts: str,
+    trees: tuple[str, ...] = (),
+    generated: tuple[str, ...] = ("__hash__", "__repr__"),
 ) -> Callable[[type[Any]], type[Any]]:
   """Makes a frozen dataclass, and the subclasses of it, a composite spec.
 
@@ -36,6 +38,8 @@ def composite(
     *parts: Names of the fields that hold specs, or refs, in the order in which
       JAX allocates them; all others must be hashable, and stay as they are.
     trees: Names of the others that may be trees with hashable leaves.
+    generated: The methods that are not the class's own, but written for it by
+      `dataclasses.dataclass`.
 
   Returns:
     A decorator that returns the class.
@@ -45,13 +49,21 @@ def composite(
     setattr(cls, composites.PARTS, parts)
     cls.get_ref_aval = _get_ref_aval
     cls.get_array_aval = _get_array_aval
-    cls.__hash__ = _hash
-    if cls.__dataclass_params__.repr:
-      cls.__repr__ = _repr
+    own = {name: vars(cls).get(name) for name in ("__hash__", "__repr__")}
+    if cls.__dataclass_params__.eq:
+      cls.__eq__ = _eq
+    # What dataclasses has written is replaced, what the user has written is not.
+    for name, method in (("__hash__", _hash), ("__repr__", _repr)):
+      if own[name] is None or name in generated:
+        setattr(cls, name, method)
     cls._composite_trees = trees
+    own_init_subclass = vars(cls).get("__init_subclass__")
 
     def init_subclass(subclass, **arguments):
-      super(cls, subclass).__init_subclass__(**arguments)
+      if own_init_subclass is not None:
+        own_init_subclass.__func__(subclass, **arguments)
+      else:
+        super(cls, subclass).__init_subclass__(**arguments)
       _register(subclass)
 
     cls.__init_subclass__ = classmethod(init_subclass)
@@ -77,6 +89,7 @@ def _register(cls: type[Any]) -> None:
 
   def flatten(value):
     parts = getattr(cls, composites.PARTS)
+    _check_fields(cls, value)
     static = []
     for field in dataclasses.fields(cls):
       if field.name in parts:
@@ -105,10 +118,45 @@ def _register(cls: type[Any]) -> None:
   )
 
 
+def _check_fields(cls: type[Any], value: Any) -> None:
+  """Checks that a subclass has added no specs of its own.
+
+  Raises:
+    SpecError: It has; they would be no part of it.
+  """
+  known = (*getattr(cls, composites.PARTS), *cls._composite_trees)
+  fields = {field.name for field in dataclasses.fields(cls)}
+  annotated = set()
+  for base in cls.__mro__:
+    if composites.PARTS in vars(base):
+      break
+    annotated |= {
+        name for name in inspect.get_annotations(base) if hasattr(value, name)
+    }
+  for name in sorted((fields | annotated) - set(known)):
+    held = getattr(value, name, None)
+    if composites.is_composite(held) or (
+        not isinstance(held, type) and avals.is_ref_spec(held)
+    ):
+      raise errors.SpecTypeError(
+          f"{name}={spec_text.describe(held)} is no part of"
+          f" {cls.__qualname__}, which is not a scratch_struct itself",
+          code="MGPU126", spec=held,
+          hint=f"Write @specs.scratch_struct above class {cls.__name__}",
+      )
+
+
 def _hash(self: Any) -> int:
   """Hashes the leaves, as dataclasses do not where a field is a dict or a list."""
   leaves, structure = jax.tree.flatten(self)
   return hash((structure, tuple(leaves)))
+
+
+def _eq(self: Any, other: Any) -> Any:
+  """Compares leaves and structure, as `_hash` does."""
+  if type(other) is not type(self):
+    return NotImplemented
+  return jax.tree.flatten(self) == jax.tree.flatten(other)
 
 
 def _repr(self: Any) -> str:
@@ -137,13 +185,13 @@ def in_kernel(method: Callable[..., Any]) -> Callable[..., Any]:
 
   @functools.wraps(method)
   def wrapper(self, *args, **kwargs):
-    if isinstance(self.full, (plgpu.Barrier, plgpu.ClusterBarrier)):
+    if not isinstance(getattr(self.full, "ref", self.full), jax.core.Tracer):
       name = type(self).__name__
       raise errors.SpecTypeError(
           f"{method.__name__} was called on the spec, which has no memory: {self}",
           code="MGPU125", spec=self,
           hint=f"Call it on the {name} that the body of the kernel gets in the"
-          " place of the spec",
+          " place of the spec; what dataclasses.replace makes of that is a spec",
       )
     return method(self, *args, **kwargs)
 
@@ -172,12 +220,14 @@ def count(
     )
   if number < least:
     raise errors.SpecError(
-        f"{name} must be at least {least}, got {name}={number} in {cls}",
+        f"{name} must be at least {least}, got {name}="
+        f"{spec_text.describe(number)} in {cls}",
         code="MGPU121", hint=f"Write {name}={least} or more",
     )
   if most is not None and number > most:
     raise errors.SpecError(
-        f"{name} must be at most {most}, got {name}={number} in {cls}",
+        f"{name} must be at most {most}, got {name}="
+        f"{spec_text.describe(number)} in {cls}",
         code="MGPU121", hint="Count warpgroups, not warps or CUDA threads",
     )
   return number
@@ -187,7 +237,8 @@ def is_axis_name(value: Any) -> bool:
   """Returns whether an object can name one axis of a mesh."""
   return (
       isinstance(value, Hashable)
-      and not isinstance(value, (frozenset, type))
+      and not isinstance(value, (bool, frozenset, Iterator, type))
+      and value != ""
       and jax.tree_util.all_leaves([value])  # No tuple, no None.
   )
 

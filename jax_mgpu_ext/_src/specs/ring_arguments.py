@@ -21,7 +21,8 @@ def flatten(data: Any) -> tuple[list[Any], Any]:
   """
   try:
     leaves, structure = jax.tree.flatten(data)
-  except (TypeError, ValueError) as e:
+  except (RecursionError, SystemError, TypeError, ValueError) as e:
+    # SystemError is what JAX makes of a tree that is too deep, or has no end.
     raise errors.SpecError(
         f"{spec_text.describe_error(e)}: data={spec_text.describe(data)} in"
         " RingBuffer is no pytree",
@@ -72,7 +73,9 @@ def _stages(leaf: Any, num_stages: int) -> Any:
         code="MGPU123", spec=leaf, hint="Make every dimension 1 or more",
     )
   return plgpu.SMEM(
-      (num_stages, *leaf.shape), leaf.dtype, transforms=leaf.transforms
+      (num_stages, *leaf.shape), leaf.dtype,
+      # `pl.MemoryRef` has none.
+      transforms=getattr(leaf, "transforms", ()),
   )
 
 
@@ -123,6 +126,28 @@ def leader_tracked(given: Any, structure: Any) -> tuple[Any, ...]:
   if given is None or isinstance(given, plgpu.CopyPartition):
     return (given,) * structure.num_leaves
   return tuple(_of_leaves("leader_tracked", given, structure))
+
+
+def barrier_axes(of_leaves: tuple[tuple[Any, ...], ...]) -> tuple[Any, ...]:
+  """Returns the axes of the barrier at which all blocks of the multicasts arrive.
+
+  A ref that is multicast along several axes goes to all blocks of their product,
+  so these axes form one group of a `ClusterBarrier`. Groups with an axis in
+  common become one, since the barrier counts each block of a group once for each
+  group; then some blocks wait for more of the others than they had to.
+  """
+  groups: list[list[Any]] = []
+  for axes in of_leaves:
+    if not axes:
+      continue
+    merged = list(axes)
+    for group in [g for g in groups if set(g) & set(axes)]:
+      groups.remove(group)
+      merged = [*group, *(axis for axis in merged if axis not in group)]
+    groups.append(merged)
+  return tuple(
+      group[0] if len(group) == 1 else tuple(group) for group in groups
+  )
 
 
 def canonical(of_leaves: tuple[Any, ...], structure: Any) -> Any:
@@ -192,7 +217,7 @@ def check_leader(
       axis = operator.index(of_leaf.axis)
     except TypeError:
       axis = None
-    if axis is None or not 0 <= axis < rank:
+    if axis is None or isinstance(of_leaf.axis, bool) or not 0 <= axis < rank:
       raise errors.SpecError(
           f"expected a dimension of {spec_text.describe(leaf)}, 0 to {rank - 1},"
           f" in leader_tracked, got {of_leaf} in RingBuffer",

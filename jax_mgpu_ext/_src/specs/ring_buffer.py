@@ -23,7 +23,9 @@ _READS = ("async", "generic", "tcgen05")
 
 
 @composite.composite(
-    "stages", "full", "empty", trees=("data", "collective_axes", "leader_tracked")
+    "stages", "full", "empty",
+    trees=("data", "collective_axes", "leader_tracked"),
+    generated=("__hash__",),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class RingBuffer:
@@ -59,8 +61,8 @@ class RingBuffer:
   completion is waited for once, none is passed over, and no block leaves while
   something arrives at it.
 
-  In a kernel the object that the body gets has the same class, with refs in place
-  of the specs.
+  In a kernel the object that the body gets has the same class, with refs as
+  `stages`, `full` and `empty`; `data` stays as it was, `stage(step)` gives refs.
 
   Attributes:
     data: A memory ref of one stage, or a tree of them (any shape).
@@ -117,7 +119,7 @@ class RingBuffer:
       raise errors.SpecError(
           f"num_stages must be at most {MAX_STAGES}, since Mosaic keeps the"
           " phases of a barrier array in 32 bits, got"
-          f" num_stages={self.num_stages} in RingBuffer",
+          f" num_stages={spec_text.describe(self.num_stages)} in RingBuffer",
           code="MGPU121", hint="Make the stages larger, and fewer",
       )
     if not (
@@ -136,6 +138,7 @@ class RingBuffer:
     tracked = ring_arguments.leader_tracked(self.leader_tracked, structure)
     if self.consumer_reads == "tcgen05" or tracked.count(None) < len(tracked):
       ring_arguments.check_leader(axes, tracked, leaves, self.consumer_reads)
+    put("data", structure.unflatten(leaves))  # The caller may change its own.
     put("stages", structure.unflatten(stages))
     put("collective_axes", ring_arguments.canonical(axes, structure))
     put("leader_tracked", ring_arguments.canonical(tracked, structure))
@@ -157,13 +160,14 @@ class RingBuffer:
             num_barriers=self.num_stages,
         ),
     )
-    together = tuple(dict.fromkeys(a for of_leaf in axes for a in of_leaf))
     by_tensor_core = self.consumer_reads == "tcgen05"
     put(
         "empty",
         barriers.MaybeClusterBarrier(
             # The tensor core itself arrives in both blocks.
-            collective_axes=() if by_tensor_core else together,
+            collective_axes=(
+                () if by_tensor_core else ring_arguments.barrier_axes(axes)
+            ),
             num_arrivals=self.num_consumers,
             num_barriers=self.num_stages,
             orders_tensor_core=by_tensor_core,
@@ -246,17 +250,34 @@ class RingBuffer:
           code="MGPU125", hint="Pass one ref in GMEM for each ref of data",
       ) from e
     refs = structure.flatten_up_to(self.stages)
-    for source, ref, axes, tracked in zip(
-        sources, refs, self._axes, self._tracked
+    for number, (source, ref, axes, tracked) in enumerate(
+        zip(sources, refs, self._axes, self._tracked)
     ):
+      if source is None or isinstance(source, (dict, list, tuple)):
+        raise errors.SpecTypeError(
+            "expected a tree of refs like data as the source of copy_in, got"
+            f" {spec_text.describe(source)} for one ref of"
+            f" data={spec_text.describe(self.data)}",
+            code="MGPU125", hint="Pass one ref in GMEM for each ref of data",
+        )
       collective = {}
       if axes:
         collective["collective_axes"] = axes[0] if len(axes) == 1 else axes
       if tracked is not None:
         collective["leader_tracked"] = tracked
-      plgpu.copy_gmem_to_smem(
-          source, ref.at[index], self.full.at[index], **collective, **options
-      )
+      try:
+        plgpu.copy_gmem_to_smem(
+            source, ref.at[index], self.full.at[index], **collective, **options
+        )
+      except (TypeError, ValueError) as e:
+        error = errors.spec_error_like(type(e))(
+            f"{spec_text.describe_error(e)}: copy_in got"
+            f" {spec_text.describe(source)}",
+            code="MGPU125",
+            hint="Pass a part of GMEM of the shape and dtype of one stage",
+        )
+        spec_text.attach_path_at(error, self.data, number, "data")
+        raise error from e
 
   @composite.in_kernel
   def producer_commit(self, step: Any) -> None:

@@ -44,6 +44,7 @@ def scratch_struct(cls: type[T]) -> type[T]:
     SpecError: It is no class that can be made a bundle.
   """
   _check_class(cls)
+  own = {name for name in ("__hash__", "__repr__") if name in vars(cls)}
   try:
     made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
   except (TypeError, ValueError) as e:
@@ -67,7 +68,8 @@ def scratch_struct(cls: type[T]) -> type[T]:
           code="MGPU126", spec=cls, hint="Leave init=False out",
       )
     names.append(field.name)
-  return composite.composite(*names)(made)
+  generated = {"__hash__", "__repr__"} - own
+  return composite.composite(*names, generated=tuple(generated))(made)
 
 
 def _check_class(cls: Any) -> None:
@@ -94,12 +96,24 @@ def _check_class(cls: Any) -> None:
   else:
     annotated = inspect.get_annotations(cls)
     for name, value in vars(cls).items():
+      if name in _RESERVED and cls.__base__ is not None:
+        problem = f"{name} of {cls.__qualname__} is a name that JAX or we use"
+        hint = "Rename it"
+        break
+      if name == "__slots__" or isinstance(value, property) and name in annotated:
+        problem = f"{name} of {cls.__qualname__} is in the way of its attributes"
+        hint = "Leave it out"
+        break
       if name not in annotated and not name.startswith("__") and _is_spec(value):
         problem = (
             f"{name} holds {spec_text.describe(value)}, and has no annotation"
         )
         hint = f"Write {name}: Any = ..., or it would be no attribute of the bundle"
         break
+    for name, kind in annotated.items():
+      if isinstance(kind, dataclasses.InitVar) or "InitVar" in str(kind):
+        problem = f"{name} of {cls.__qualname__} is an InitVar, and no attribute"
+        hint = "Leave it out: a bundle is made of its attributes alone"
   if hint is not None:
     raise errors.SpecTypeError(
         f"{problem}: it cannot be made a scratch_struct", code="MGPU126",

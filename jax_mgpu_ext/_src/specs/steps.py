@@ -6,9 +6,11 @@ import operator
 from typing import Any
 
 from jax import lax
+from jax._src import source_info_util
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
+import numpy as np
 
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
@@ -51,7 +53,8 @@ def index_of(step: Any, num_stages: int) -> Any:
   step = as_step(step)
   if isinstance(step, int):
     return step % num_stages
-  return lax.rem(step, num_stages)
+  # Of the same type as the step, also where Python's integers have 64 bits.
+  return lax.rem(step, np.int32(num_stages))
 
 
 def wait_until_free(empty: Any, step: Any, num_stages: int) -> None:
@@ -63,9 +66,13 @@ def wait_until_free(empty: Any, step: Any, num_stages: int) -> None:
       plgpu.barrier_wait(empty.at[index])
     return
 
+  line = source_info_util.current().traceback
+
   @pl.when(step >= num_stages)
   def _wait():
-    plgpu.barrier_wait(empty.at[index])
+    # In here the stack ends at `pl.when`, and the wait would have no line.
+    with source_info_util.user_context(line):
+      plgpu.barrier_wait(empty.at[index])
 
 
 def wait_until_all_free(empty: Any, num_steps: Any, num_stages: int) -> None:
@@ -73,8 +80,11 @@ def wait_until_all_free(empty: Any, num_steps: Any, num_stages: int) -> None:
   num_steps = as_step(num_steps, "num_steps")
   first = max(0, num_steps - num_stages) if isinstance(
       num_steps, int
-  ) else lax.max(num_steps - num_stages, 0)
+  ) else lax.max(num_steps - np.int32(num_stages), np.int32(0))
+
+  line = source_info_util.current().traceback
 
   @pl.loop(first, num_steps)
   def _wait(step):
-    plgpu.barrier_wait(empty.at[index_of(step, num_stages)])
+    with source_info_util.user_context(line):
+      plgpu.barrier_wait(empty.at[index_of(step, num_stages)])

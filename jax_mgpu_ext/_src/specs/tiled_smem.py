@@ -102,7 +102,11 @@ def _as_shape(shape: Any) -> tuple[int, ...]:
     SpecError: It is none.
   """
   dims = None
-  if isinstance(shape, Iterable) and not isinstance(shape, (str, dict, set)):
+  if (
+      isinstance(shape, Iterable)
+      and not isinstance(shape, (str, bytes, dict, set, frozenset))
+      and getattr(shape, "ndim", 1)
+  ):
     dims = tuple(map(_as_integer, tuple(shape)))
   if dims is None or None in dims or min(dims, default=1) < 1:
     raise errors.SpecTypeError(
