@@ -19,7 +19,7 @@ LAYERS = (
         "spec_text", "weak_cache", "aval_table", "avals", "composites",
         "partition", "catalog",
     },
-    {"hooks", "specs"},
+    {"deadlock", "hooks", "specs"},
     {
         "aot", "budget", "budget_errors", "budget_kernel", "budget_limits",
         "budget_mesh", "budget_rows", "child_server", "children", "installed",
@@ -28,8 +28,8 @@ LAYERS = (
     {"check_cases", "kernels", "patchset"},
     {
         "budget_objects", "check", "check_interpreter", "check_pool",
-        "check_compile", "check_options", "check_sources", "check_stages",
-        "check_worker",
+        "check_compile", "check_options", "check_reports", "check_sources",
+        "check_stages", "check_worker",
     },
     {"doctor", "gpu_probe"},
     {"budget_report", "compile_report", "report", "streams"},

@@ -10,7 +10,9 @@ a patched JAX is tested by itself:
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
 import sys
 import warnings
 
@@ -43,6 +45,9 @@ CODES = {
     "cluster_axes": ("MGPU025", "MGPU030", "MGPU031", "MGPU032", "MGPU033"),
     "moved_keywords": ("MGPU060", "MGPU061"),
     "grid_trace_key": (),
+    "interpret_deadlock": (
+        "DL001", "DL002", "DL003", "DL004", "DL005", "DL006", "DL007", "DL009"
+    ),
 }
 # The slug of the cases of a group that raise nothing.
 GROUP_SLUGS = {
@@ -140,7 +145,49 @@ def _grids():
   assert found == [2, 5, 3, 4], found
 
 
+# A kernel that hangs where nobody sees it. In a process of its own, which can be
+# ended: the interpreter of JAX as it is waits for ever.
+_HANG = """
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+def body(o, done):
+  @pl.when(lax.axis_index("wg") == 0)
+  def _():
+    plgpu.barrier_wait(done)
+    o[...] = jnp.ones_like(o)
+
+  if ARRIVES:
+    pl.when(lax.axis_index("wg") == 1)(lambda: plgpu.barrier_arrive(done))
+
+kernel = plgpu.kernel(
+    body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+    scratch_types=[plgpu.Barrier(num_barriers=())], num_threads=2,
+    thread_name="wg", interpret=plgpu.InterpretGPUParams(),
+)
+assert float(kernel().sum()) == 128
+"""
+
+
+def _interpret(arrives):
+  plugin = "import jax_mgpu_ext\n" if "jax_mgpu_ext" in sys.modules else ""
+  done = subprocess.run(
+      [sys.executable, "-c", f"{plugin}ARRIVES = {arrives}\n{_HANG}"],
+      capture_output=True, text=True, timeout=20, check=False,
+  )
+  if done.returncode:
+    raise RuntimeError(done.stderr)
+
+
 MORE = {
+    "interpret_deadlock": [
+        case("hang", lambda: _interpret(False), RuntimeError,
+             ["warpgroup 0 waits for", "0 of 1 arrivals"], since="0.11.2"),
+        case("no_hang_is_fine", lambda: _interpret(True), since="0.11.2"),
+    ],
     "aval_dispatch": [
         case("answers", _registered(_answers)),
         case("kernel", _registered(
@@ -175,6 +222,8 @@ def all_cases():
         yield slug_of(group, c), f"{group}/{c.id}", c
   for slug, cases in MORE.items():
     for c in cases:
+      if lowering.version() < c.since:
+        continue
       yield slug, f"{slug}/{c.id}", c
 
 
@@ -198,6 +247,10 @@ def main() -> None:
   for slug, name, c in all_cases():
     report[slug][name] = outcome(c)
   states = {}
+  # JAX imports its interpreter, which a hook changes, when a kernel needs it.
+  importlib.import_module(
+      "jax._src.pallas.mosaic_gpu.interpret.jaxpr_interpret"
+  )
   if "jax_mgpu_ext" in sys.modules:
     states = {s.slug: s.state for s in jax_mgpu_ext.status()}
   print(json.dumps(dict(cases=report, states=states)))

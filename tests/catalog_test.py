@@ -27,7 +27,7 @@ from tests import aot_support
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "jax_mgpu_ext"
-CODE = re.compile(r"MGPU\d{3}")
+CODE = re.compile(r"(?:MGPU|DL)\d{3}")
 
 # Fields of a file that `load` takes; the tables below spoil one at a time.
 GOOD = dict(

@@ -47,7 +47,7 @@ class CompleteTest(absltest.TestCase):
         numbers = range(int(first), int(last) + 1)
         line += " ".join(f"MGPU{n:03}" for n in numbers)
       self.assertEqual(
-          set(re.findall(r"MGPU\d+", line)), set(hooks.load(slug).codes), slug
+          set(re.findall(r"(?:MGPU|DL)\d+", line)), set(hooks.load(slug).codes), slug
       )
 
   def test_every_code_is_described(self):

@@ -57,6 +57,7 @@ for event in sys.argv[1]:
       import jax_mgpu_ext
     elif event == "G":
       from jax.experimental.pallas import mosaic_gpu
+      from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret
     elif event == "A":
       jax_mgpu_ext.activate()
     elif event == "D":
@@ -167,6 +168,7 @@ class ImportTest(absltest.TestCase):
         from jax.experimental import pallas as pl
         import jax_mgpu_ext
         from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret  # For its hook.
         from jax._src.pallas import primitives
         assert pl.run_scoped is primitives.run_scoped
         print({s.state for s in jax_mgpu_ext.status()} - {"not needed"})
@@ -298,6 +300,7 @@ class EnvironmentTest(parameterized.TestCase):
         import jax_mgpu_ext
         from jax_mgpu_ext import hooks
         from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret  # For its hook.
         from tests import lowering
         for slug in hooks.SLUGS:
           others = [s for s in hooks.SLUGS if s != slug]
@@ -329,6 +332,7 @@ class RefusalTest(parameterized.TestCase):
     out = child.check_output(_dedented(self._CHANGED) + _dedented("""
         import jax_mgpu_ext
         from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret  # For its hook.
         assert core.Mesh.__post_init__ is __post_init__
         states = {s.slug: s for s in jax_mgpu_ext.status()}
         refused = states.pop("cluster_axes")
@@ -367,6 +371,7 @@ class RefusalTest(parameterized.TestCase):
         """
         import jax_mgpu_ext
         from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret  # For its hook.
         assert {s.state for s in jax_mgpu_ext.status()} <= {"applied", "not needed"}
         """,
         env={"JAX_MGPU_EXT": "strict"},
@@ -380,6 +385,7 @@ class RefusalTest(parameterized.TestCase):
         jax.version.__version__ = "0.99.0"
         import jax_mgpu_ext
         from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret  # For its hook.
         states = [s for s in jax_mgpu_ext.status() if s.state != "not needed"]
         assert {s.state for s in states} == {"applied"}, states
         assert all("0.99.0" in s.reason for s in states)
@@ -514,6 +520,7 @@ class EngineTest(absltest.TestCase):
         warnings.simplefilter("ignore")
         import jax_mgpu_ext
         from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret  # For its hook.
         from jax._src.pallas.mosaic_gpu import core
         from jax_mgpu_ext import hooks
         original = hooks.get_original(plgpu.kernel)
@@ -580,6 +587,7 @@ class EngineTest(absltest.TestCase):
             entered.set()
             leave.wait(60)
             from jax.experimental.pallas import mosaic_gpu as plgpu
+            from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret
             states.extend(s.state for s in hooks.status())
         thread = threading.Thread(target=block)
         unwatch = import_hook.unwatch
@@ -676,6 +684,7 @@ class EngineTest(absltest.TestCase):
         assert not failures, failures
         import jax_mgpu_ext
         from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret  # For its hook.
         assert {s.state for s in jax_mgpu_ext.status()} <= {"applied", "not needed"}
         depth, f = 0, plgpu.kernel
         while hasattr(f, "__wrapped__"):

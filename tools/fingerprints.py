@@ -21,6 +21,7 @@ from absl import flags
 import jax
 from jax.experimental import pallas as _  # pylint: disable=unused-import
 from jax.experimental.pallas import mosaic_gpu as _  # pylint: disable=unused-import
+from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret as _  # pylint: disable=unused-import
 
 from jax_mgpu_ext._src import hooks
 from jax_mgpu_ext._src import releases

@@ -44,6 +44,8 @@ _VARIABLES = re.compile(
     r"(JAX|XLA|MOSAIC_GPU|PALLAS|CUDA|NVIDIA_VISIBLE)_.*|LD_LIBRARY_PATH"
 )
 _MOSAIC = "jax.experimental.pallas.mosaic_gpu"
+# Imported by JAX when a kernel is interpreted.
+_INTERPRETER = "jax._src.pallas.mosaic_gpu.interpret.jaxpr_interpret"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,7 @@ def hook_states() -> tuple[tuple[hooks.HookStatus, ...], str]:
       hooks.activate()
     try:
       importlib.import_module(_MOSAIC)
+      importlib.import_module(_INTERPRETER)
     except Exception as e:  # pylint: disable=broad-exception-caught
       error = f"cannot import {_MOSAIC}: {one_line(e)}"
   return tuple(hooks.status()), error

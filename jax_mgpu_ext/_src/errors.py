@@ -227,6 +227,23 @@ class CompileMemoryError(CompileError, MemoryError):
   code = "MGPU113"
 
 
+class DeadlockError(RuntimeError):
+  """An interpreted kernel came to a state that it can never leave.
+
+  Attributes:
+    code: The catalog code, `DL001` to `DL009`.
+    report: The whole report, a `deadlock.Report`; its text is `str(report)`.
+  """
+
+  def __init__(self, summary: str, report: Any = None):
+    super().__init__(summary)
+    self.report = report
+    self.code = "" if report is None else report.code
+
+  def __reduce__(self):
+    return (type(self), (*self.args, self.report))
+
+
 class HookRefusedError(RuntimeError):
   """A hook that was refused under `JAX_MGPU_EXT=strict`.
 

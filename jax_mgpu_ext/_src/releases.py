@@ -49,6 +49,10 @@ FINGERPRINTS: dict[str, dict[str, tuple[str, ...]]] = {
         "7392b745ab27be8d": ("0.10.2", "0.11.2"),
         "2fc92f7a9c994c61": ("0.12.0.1",),
     },
+    "jax._src.pallas.mosaic.interpret.thread_map:_thread_map_callback": {
+        "absent": ("0.10.2",),
+        "ab17d89d90750269": ("0.11.2", "0.12.0.1"),
+    },
     "jax._src.pallas.mosaic_gpu.core:Barrier.__post_init__": {
         "fa1916b7c780241c": ("0.10.2", "0.11.2", "0.12.0.1"),
     },
@@ -97,6 +101,88 @@ FINGERPRINTS: dict[str, dict[str, tuple[str, ...]]] = {
         "absent": ("0.10.2", "0.11.2", "0.12.0.1"),
     },
     "jax._src.pallas.mosaic_gpu.core:register_spec": {
+        "absent": ("0.10.2", "0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks:_clear_shared_memory": {
+        "6c7fbd7fb9bf6649": ("0.10.2", "0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks:_initialize_shared_memory": {
+        "3485b40947b1fde6": ("0.10.2",),
+        "84df0b0fd92b3edf": ("0.11.2",),
+        "4821b274e21f69e7": ("0.12.0.1",),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks:reset_gpu_interpret_mode_state": {
+        "154468d2b1ce732c": ("0.10.2", "0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.jaxpr_interpret:JaxprInterpreter._interpret_run_scoped_p": {
+        "f57f9dff3d2949e4": ("0.10.2",),
+        "edf55953a5c009f8": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.jaxpr_interpret:_get_barrier_allocation_key_from_inval": {
+        "8627ecbdd85fec37": ("0.10.2",),
+        "a0e800a9cce79f73": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:Barrier.__init__": {
+        "41bbc8d6d3edc248": ("0.10.2",),
+        "f52745e27b009856": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:Barrier._wait": {
+        "absent": ("0.10.2",),
+        "0ab49733ffc811ef": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:Barrier.arrivals_count": {
+        "absent": ("0.10.2", "0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:Barrier.arrive": {
+        "64dacb8771ad7bbb": ("0.10.2",),
+        "3eb2e37a2ab18101": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.allocate_barrier": {
+        "4d451e7ff7edd79e": ("0.10.2",),
+        "3b27513632067957": ("0.11.2",),
+        "b0abbf16ab2b6343": ("0.12.0.1",),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.allocate_cluster_barrier": {
+        "absent": ("0.10.2",),
+        "9e3a9ba12e8519df": ("0.11.2",),
+        "c957d302376cab26": ("0.12.0.1",),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.deallocate_barrier": {
+        "12d7c5b95d6515ea": ("0.10.2",),
+        "3a72c5b2501fdd6c": ("0.11.2",),
+        "5cb8a9d6cb73e8a0": ("0.12.0.1",),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.deallocate_cluster_barrier": {
+        "absent": ("0.10.2",),
+        "ede5dd5d5fd316fb": ("0.11.2",),
+        "21bc37f352fe0932": ("0.12.0.1",),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.execute_async_task": {
+        "absent": ("0.10.2",),
+        "9919324e33ac043d": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.get_barrier": {
+        "absent": ("0.10.2",),
+        "3b823c3c9ce0f2b0": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.get_barrier_and_increment_clock": {
+        "7f7929b557e9aee2": ("0.10.2",),
+        "88b8b9a075bad35d": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.kernel_thread_finished": {
+        "absent": ("0.10.2",),
+        "ec819aa47341363f": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.named_barrier": {
+        "absent": ("0.10.2",),
+        "5491d5150b8054fc": ("0.11.2", "0.12.0.1"),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.reset_per_cluster_state": {
+        "absent": ("0.10.2",),
+        "5586f8e465c6c1f6": ("0.11.2",),
+        "4d48eac394cc15fc": ("0.12.0.1",),
+    },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.set_failed": {
         "absent": ("0.10.2", "0.11.2", "0.12.0.1"),
     },
     "jax._src.pallas.mosaic_gpu.lowering:_resolve_cluster_axis": {

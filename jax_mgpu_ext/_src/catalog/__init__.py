@@ -35,7 +35,7 @@ def lower(kernel, *args):
   return jax.jit(kernel).trace(*args).lower(lowering_platforms=("cuda",))
 '''
 
-_CODE = re.compile(r"MGPU\d{3}")
+_CODE = re.compile(r"(?:MGPU|DL)\d{3}")
 _RELEASE = re.compile(r"\d+(\.\d+)+")
 
 
@@ -66,7 +66,8 @@ class Entry:
   """What there is to know about one error or warning.
 
   Attributes:
-    code: `MGPU` and three digits; never changes its meaning.
+    code: `MGPU`, or `DL` for how an interpreted kernel ended, and three digits;
+      never changes its meaning.
     title: One short line.
     kind: `ours`, or `jax` for an error that JAX raises by itself.
     exception: Name of the class that is raised or, for a warning, issued.

@@ -47,7 +47,7 @@ _LONGEST_TEXT = 500
 # From this likeness on, a word is a misspelling of another one.
 _CLOSE = 0.8
 
-_CODES = re.compile(r"\bMGPU\d{3}\b", re.IGNORECASE)
+_CODES = re.compile(r"\b(?:MGPU|DL)\d{3}\b", re.IGNORECASE)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # What Python writes before a message.
 _BEGINNING = re.compile(r"^[\w. ]+(error|warning|exception): ")

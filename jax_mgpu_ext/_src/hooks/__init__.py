@@ -27,23 +27,20 @@ from jax_mgpu_ext._src.hooks import ledger as ledger_lib
 # In the order in which they are applied. Where two change the same function,
 # the later one is the outer one.
 SLUGS = (
-    "aval_dispatch",
-    "array_avals",
-    "scratch_trees",
-    "barrier_constructors",
-    "barrier_indices",
-    "ref_unions",
-    "transforms",
-    "cluster_axes",
-    "moved_keywords",
-    "grid_trace_key",
+    "aval_dispatch", "array_avals", "scratch_trees", "barrier_constructors",
+    "barrier_indices", "ref_unions", "transforms", "cluster_axes",
+    "moved_keywords", "grid_trace_key", "interpret_deadlock",
 )
 
-# The modules whose import makes the engine look again: all that hooks change.
-# Written down here, so that activation loads no hook module before it must.
+# The modules whose import makes the engine look again: all that hooks change. Here,
+# so that activation loads no hook module before it must.
 TRIGGERS = (
     "jax._src.pallas.core",
+    "jax._src.pallas.mosaic.interpret.thread_map",
     "jax._src.pallas.mosaic_gpu.core",
+    "jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks",
+    "jax._src.pallas.mosaic_gpu.interpret.jaxpr_interpret",
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory",
     "jax._src.pallas.mosaic_gpu.lowering",
     "jax._src.pallas.mpmd",
     "jax._src.pallas.pallas_call",
@@ -178,7 +175,7 @@ def _initial_status(slug: str, settings: config.Settings) -> HookStatus:
   if slug in settings.disabled:
     reason = f"named in {config.DISABLE_VARIABLE}"
     return HookStatus(slug=slug, state="disabled", reason=reason)
-  reason = "waits for Pallas Mosaic GPU to be imported"
+  reason = "waits for what it changes to be imported"
   return HookStatus(slug=slug, state="pending", reason=reason)
 
 

@@ -68,6 +68,8 @@ class Hook:
     apply: Makes the change through the ledger that it is given. There is no
       way back to write: the ledger restores what it saved.
     since: The first release that has the thing to change, as `0.11.2`.
+    before: Why an earlier release cannot have the change, if not because it lacks
+      the fault.
     until: The first release that makes the change itself.
     native: What the git patch of the same slug adds to JAX's sources. Where it
       stands, the hook stays away.
@@ -79,6 +81,7 @@ class Hook:
   targets: tuple[Target, ...]
   apply: Callable[[Any], None]
   since: str | None = None
+  before: str = ""
   until: str | None = None
   native: Target | None = None
 

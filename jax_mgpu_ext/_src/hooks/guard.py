@@ -106,7 +106,7 @@ def judge(
         state="not needed",
         required=f"JAX {hook.since} or later",
         found=running,
-        reason="this release does not have what the hook changes",
+        reason=hook.before or "this release does not have what the hook changes",
     )
   if hook.until and releases.key(version) >= releases.key(hook.until):
     return Verdict(

@@ -1,0 +1,137 @@
+"""Runs a function with interpreted kernels, and tells how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+import contextlib
+import os
+import sys
+import threading
+from typing import Any
+
+import jax
+
+from jax_mgpu_ext._src import errors
+from jax_mgpu_ext._src import hooks
+from jax_mgpu_ext._src import texts
+from jax_mgpu_ext._src.deadlock import quiet
+from jax_mgpu_ext._src.deadlock import report as report_lib
+
+
+def run(
+    function: Callable[..., Any],
+    *args: Any,
+    timeout_s: float | None = None,
+    **kwargs: Any,
+) -> Any:
+  """Calls a function, waits for its results, and raises hangs as they are.
+
+  JAX raises what goes wrong in an interpreted kernel with the traces of its own
+  machinery around it; this raises the `DeadlockError` alone.
+
+  Args:
+    function: Calls kernels in interpret mode; may be jitted.
+    *args: Its arguments.
+    timeout_s: Seconds after which a kernel that still runs fails with DL009, a
+      deadlock that is only suspected; None: no limit.
+    **kwargs: Its keyword arguments.
+
+  Returns:
+    What the function returns.
+
+  Raises:
+    DeadlockError: A kernel came to a state that it can never leave.
+  """
+  before = reports()
+  timer = None
+  if timeout_s is not None:
+    timer = threading.Timer(timeout_s, _time_limit, (timeout_s,))
+    timer.daemon = True
+    timer.start()
+  with quiet.quiet():
+    try:
+      return jax.block_until_ready(function(*args, **kwargs))
+    except Exception as e:
+      if "KeyboardInterrupt" in texts.text_of(e):
+        # Ctrl-C came while a callback ran, and JAX took it for its failure.
+        raise KeyboardInterrupt from None
+      found = report_of(e, before)
+      if found is None or isinstance(e, errors.DeadlockError):
+        raise
+      raise errors.DeadlockError(found.summary, found) from None
+    finally:
+      if timer is not None:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def trace(path: str | os.PathLike[str]) -> Iterator[None]:
+  """Writes the timeline of the kernels that are interpreted in the context.
+
+  Also if one of them hangs. Kernels of other threads are in it, too.
+
+  Args:
+    path: A file, replaced if it is there: a picture if its name ends in `.png`
+      (which needs the extra `plot`), else a Chrome trace for
+      https://ui.perfetto.dev.
+
+  Raises:
+    ImportError: A picture is asked for, and matplotlib is not installed.
+    OSError: The file cannot be written.
+    UsageError: The hook `interpret_deadlock` is not there, which sees the events.
+  """
+  for status in hooks.status():
+    if status.slug == "interpret_deadlock" and status.state not in (
+        "applied", "pending"
+    ):
+      raise errors.UsageError(
+          "a timeline needs the hook interpret_deadlock, which is"
+          f" {status.state!r}: {status.reason or 'not activated'}"
+      )
+  from jax_mgpu_ext._src.deadlock import monitor  # pylint: disable=g-import-not-at-top
+  from jax_mgpu_ext._src.deadlock import timeline  # pylint: disable=g-import-not-at-top
+
+  timeline.check_path(path)
+  with monitor.recording() as recorded:
+    try:
+      yield
+    finally:
+      timeline.write(timeline.build(list(recorded)), path)
+
+
+def last_report() -> report_lib.Report | None:
+  """Returns the report of the last kernel that hung, or None."""
+  found = reports()
+  return found[0] if found else None
+
+
+def report_of(
+    error: BaseException, before: list[report_lib.Report] | None = None
+) -> report_lib.Report | None:
+  """Returns the report behind an exception that came out of a kernel.
+
+  Args:
+    error: What the caller of the kernel got.
+    before: The reports that there were before it was called.
+  """
+  if (found := getattr(error, "report", None)) is not None:
+    return found if isinstance(found, report_lib.Report) else None
+  text = texts.text_of(error)
+  old = {id(report) for report in before or ()}
+  new = [report for report in reports() if id(report) not in old]
+  # Kernels of other threads may have hung meanwhile.
+  for report in new:
+    if report.summary in text or report.said and report.said in text:
+      return report
+  return new[0] if len(new) == 1 and "CpuCallback" in text else None
+
+
+def reports() -> list[report_lib.Report]:
+  """Returns the reports of the last kernels that hung, newest first."""
+  monitor = sys.modules.get("jax_mgpu_ext._src.deadlock.monitor")
+  return [] if monitor is None else monitor.reports()
+
+
+def _time_limit(timeout_s: float) -> None:
+  if (monitor := sys.modules.get("jax_mgpu_ext._src.deadlock.monitor")) is not None:
+    monitor.time_limit(timeout_s)

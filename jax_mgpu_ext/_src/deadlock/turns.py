@@ -1,0 +1,68 @@
+"""One interpreted kernel at a time.
+
+The interpreter keeps the memory of the kernel that it runs in a global variable, and
+kernels that different threads of Python call would write over each other's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+# A kernel that ended without giving its turn back, and of which nothing was heard
+# for so long, is gone. In seconds.
+_GONE_S = 30.0
+_changed = threading.Condition()
+
+
+class _Turn:
+  """The turn of one kernel, on one device or several."""
+
+  def __init__(self, num_devices: int):
+    self.num_devices = num_devices
+    self.joined = 1
+    self.owner = threading.get_ident()
+    self.heard_s = time.monotonic()
+
+
+_turn: _Turn | None = None
+
+
+def heard() -> None:
+  """Notes that the kernel whose turn it is does something."""
+  if _turn is not None:
+    _turn.heard_s = time.monotonic()
+
+
+def initialize(original, *, num_gpus: Any, **kwargs: Any) -> Any:
+  """Waits until no other kernel runs, then begins."""
+  global _turn
+  num_devices = int(num_gpus)
+  with _changed:
+    while (turn := _turn) is not None:
+      if turn.joined < turn.num_devices == num_devices:
+        turn.joined += 1
+        return original(num_gpus=num_gpus, **kwargs)
+      if (
+          num_devices == 1 and turn.owner == threading.get_ident()
+          or time.monotonic() - turn.heard_s > _GONE_S
+      ):
+        # Whoever had it is not there any more: its caller is here.
+        gpu_callbacks._shared_memory = None  # pylint: disable=protected-access
+        break
+      _changed.wait(1.0)
+    _turn = _Turn(num_devices)
+  return original(num_gpus=num_gpus, **kwargs)
+
+
+def release(original) -> Any:
+  """Ends a kernel, and lets the next one begin."""
+  global _turn
+  result = original()
+  with _changed:
+    _turn = None
+    _changed.notify_all()
+  return result

@@ -1,0 +1,437 @@
+"""Hangs in interpret mode end, with the right report, and nothing else does."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from absl.testing import absltest
+from absl.testing import parameterized
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+
+import jax_mgpu_ext
+from jax_mgpu_ext import deadlock
+from jax_mgpu_ext import specs
+from jax_mgpu_ext._src import hooks
+from tests import child
+from tests.negatives import kernels
+
+_OLD = jax.__version__.startswith("0.10")
+_ONES = jnp.zeros((128,), jnp.float32)
+# From the start to the end of a run: the interpreter compiles each kernel.
+_LIMIT_S = 20.0
+
+
+def setUpModule():
+  if _OLD:
+    raise absltest.SkipTest("the interpreter of JAX 0.10.2 cannot be failed")
+
+
+def run(case, bad):
+  return deadlock.run(
+      case.kernel(bad), _ONES, timeout_s=case.timeout_s if bad else None
+  )
+
+
+class NegativesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    # What JAX lets pass differs between releases where nobody waits.
+    self.addCleanup(lambda: self.assertEqual(threading.active_count(), 1))
+
+  @parameterized.named_parameters((c.name, c) for c in kernels.CASES)
+  def test_bad(self, case):
+    texts = set()
+    for _ in range(3):
+      started = time.monotonic()
+      with self.assertRaises(deadlock.DeadlockError) as caught:
+        run(case, True)
+      self.assertLess(time.monotonic() - started, _LIMIT_S)
+      error = caught.exception
+      self.assertEqual(error.code, case.code, str(error))
+      texts.add(str(error.report))
+    self.assertIn(f"[{case.code}]", str(error))
+    if case.barrier is not None:
+      self.assertEqual(
+          re.search(r"`(.*?)`", str(error))[1], case.barrier, str(error)
+      )
+    if case.line() is not None:
+      self.assertEqual(
+          re.search(r"kernels\.py:(\d+)", str(error))[1], str(case.line()),
+          str(error),
+      )
+    if case.code != "DL009":
+      self.assertLen(texts, 1)  # The same each time.
+
+  @parameterized.named_parameters((c.name, c) for c in kernels.CASES)
+  def test_twin(self, case):
+    for _ in range(3):
+      self.assertEqual(run(case, False).shape, (128,))
+
+  def test_enough_of_each(self):
+    count = {}
+    for case in kernels.CASES:
+      count[case.code] = count.get(case.code, 0) + 1
+    self.assertGreaterEqual(min(count.values()), 2, count)
+    self.assertGreaterEqual(len(kernels.CASES), 24)
+    self.assertEqual(set(count), set(hooks.load("interpret_deadlock").codes))
+
+
+_STAGES = 3
+_FAULTS = (
+    "none", "no_release", "wrong_stage", "early_return", "no_second_consumer",
+    "no_last_copy",
+)
+
+
+def _pipeline(steps, fault):
+  """A ring for two consumers, wrong in one way."""
+
+  def body(x, o, *, ring):
+    del o
+    wg = lax.axis_index("wg")
+
+    @pl.when(wg == 0)
+    def _producer():
+      @pl.loop(0, steps)
+      def _fill(step):
+        ring.producer_acquire(step)
+        if fault == "no_last_copy":
+          pl.when(step < steps - 1)(lambda: ring.copy_in(x, step=step))
+        else:
+          ring.copy_in(x, step=step)
+      ring.producer_tail(steps)
+
+    @pl.when((wg > 0) & ((wg == 1) | (fault != "no_second_consumer")))
+    def _consumer():
+      last = steps - 1 if fault == "early_return" else steps
+
+      @pl.loop(0, jnp.where(wg == 2, last, steps))
+      def _drain(step):
+        ring.consumer_wait(step)
+        if fault == "no_release":
+          pl.when((wg == 1) | (step < steps - 1))(
+              lambda: ring.consumer_release(step))
+        elif fault == "wrong_stage":
+          ring.consumer_release(step + jnp.where(wg == 2, 1, 0))
+        else:
+          ring.consumer_release(step)
+
+  return jax.jit(plgpu.kernel(
+      body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+      scratch_types=dict(ring=specs.RingBuffer(
+          plgpu.SMEM((128,), jnp.float32), _STAGES, num_consumers=2,
+          consumer_reads="generic")),
+      num_threads=3, thread_name="wg", interpret=plgpu.InterpretGPUParams(),
+  ))
+
+
+class TripCountsTest(parameterized.TestCase):
+
+  @parameterized.product(
+      steps=(0, 1, _STAGES - 1, _STAGES, _STAGES + 1), fault=_FAULTS
+  )
+  def test_pipeline(self, steps, fault):
+    kernel = _pipeline(steps, fault)
+    if fault == "wrong_stage" and steps and not steps % _STAGES:
+      steps += 1  # Each stage gets its two releases all the same.
+      kernel = _pipeline(steps, fault)
+    if fault == "none" or not steps:
+      deadlock.run(kernel, _ONES)
+      return
+    with self.assertRaises(deadlock.DeadlockError) as caught:
+      deadlock.run(kernel, _ONES)
+    if fault != "wrong_stage":
+      self.assertIn(caught.exception.code, ("DL001", "DL002", "DL003"))
+    # The next kernel runs as if nothing had been.
+    deadlock.run(_pipeline(steps, "none"), _ONES)
+
+
+class ReportTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    case = next(
+        c for c in kernels.CASES if c.name == "one_consumer_leaves_early"
+    )
+    with self.assertRaises(deadlock.DeadlockError) as caught:
+      run(case, True)
+    self.error = caught.exception
+    self.report = self.error.report
+
+  def test_text(self):
+    text = str(self.report)
+    for piece in (
+        "warpgroup 2, which arrived in earlier phases, has finished",
+        "Threads:", "Barriers:", "Last events of each thread:",
+        "ring.empty[1]", "ring.full[0]", "producer_acquire",
+    ):
+      self.assertIn(piece, text)
+    self.assertNotRegex(text, r"0x[0-9a-f]+|\d{12,}")
+    self.assertEqual(str(self.error), self.report.summary)
+    self.assertNotIn("\n", self.report.summary)
+
+  def test_tables(self):
+    states = {row["thread"]: row for row in self.report.threads}
+    self.assertEqual(
+        {name: row["state"] for name, row in states.items()},
+        {"warpgroup 0": "blocked", "warpgroup 1": "blocked",
+         "warpgroup 2": "finished"},
+    )
+    self.assertEqual(states["warpgroup 0"]["barrier"], "`ring.empty[1]`")
+    (row,) = [r for r in self.report.barriers if r["barrier"] == "ring.empty[1]"]
+    self.assertEqual((row["have"], row["need"], row["phase"]), (1, 2, 1))
+    self.assertEqual(row["arrived"], ["warpgroup 1"])
+
+  def test_json_and_pickle(self):
+    found = json.loads(self.report.to_json())
+    self.assertEqual(found["code"], "DL002")
+    self.assertLen(found["threads"], 3)
+    again = pickle.loads(pickle.dumps(self.error))
+    self.assertEqual((again.code, str(again)), (self.error.code, str(self.error)))
+
+  def test_last_report(self):
+    self.assertIs(deadlock.last_report().code, self.report.code)
+
+
+class StateTest(absltest.TestCase):
+  """Nothing of a run is left for the next one."""
+
+  def test_exception_in_the_kernel(self):
+    def body(x, o, *, done):
+      @kernels.thread(0)
+      def _waits():
+        plgpu.barrier_wait(done.at[0])
+        o[...] = x[...]
+
+      @kernels.thread(1)
+      def _fails():
+        plgpu.barrier_arrive(done.at[lax.axis_index("wg") + 5])
+
+    kernel = plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=dict(done=plgpu.Barrier(num_barriers=2)),
+        interpret=plgpu.InterpretGPUParams(), **kernels.TWO_THREADS,
+    )
+    with self.assertRaisesRegex(Exception, "barrier index 6 is out of range"):
+      deadlock.run(kernel, _ONES)
+    self.assertEqual(threading.active_count(), 1)
+    run(kernels.CASES[0], False)
+
+  def test_twenty_at_once(self):
+    cases = [c for c in kernels.CASES if c.timeout_s is None][:20]
+    self.assertLen(cases, 20)
+
+    def outcome(number):
+      try:
+        run(cases[number], number % 2 == 0)
+        return "ok"
+      except deadlock.DeadlockError as e:
+        return e.code
+
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+      found = list(pool.map(outcome, range(20)))
+    self.assertEqual(
+        found,
+        [c.code if n % 2 == 0 else "ok" for n, c in enumerate(cases)],
+    )
+    self.assertEqual(threading.active_count(), 1)
+
+  def test_without_run(self):
+    # The caller gets JAX's exception, with our words in it, and can go on.
+    with self.assertRaisesRegex(Exception, r"\[DL001\]"):
+      jax.block_until_ready(kernels.CASES[0].kernel(True)(_ONES))
+    run(kernels.CASES[0], False)
+
+  def test_keyboard_interrupt(self):
+    out = child.check_output("""
+        import os, signal, threading
+        import jax, jax.numpy as jnp
+        import jax_mgpu_ext
+        from jax_mgpu_ext import deadlock
+        from tests.negatives import kernels
+        slow = next(c for c in kernels.CASES if c.name == "polls_memory")
+        x = jnp.zeros((128,), jnp.float32)
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+          deadlock.run(slow.kernel(True), x, timeout_s=3)
+        except BaseException as e:
+          print(type(e).__name__)
+        deadlock.run(kernels.CASES[0].kernel(False), x)
+        print(threading.active_count())
+    """)
+    self.assertEqual(out, "KeyboardInterrupt\n1\n")
+
+  def test_under_load(self):
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2)
+    ]
+    try:
+      for case in kernels.CASES[::4]:
+        if case.timeout_s is None:
+          with self.assertRaises(deadlock.DeadlockError) as caught:
+            run(case, True)
+          self.assertEqual(caught.exception.code, case.code)
+          run(case, False)
+    finally:
+      for process in busy:
+        process.kill()
+        process.wait()
+
+
+class GapsTest(parameterized.TestCase):
+  """Faults that the interpreter alone passes over."""
+
+  def _run(self, body, scratch, **mesh):
+    kernel = plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=scratch, interpret=plgpu.InterpretGPUParams(), **mesh,
+    )
+    return deadlock.run(kernel, _ONES)
+
+  @parameterized.parameters((0, None), (1, None), (2, 2), (-1, -1))
+  def test_barrier_index(self, offset, outside):
+    def body(x, o, *, done):
+      del x, o
+      index = lax.axis_index("g") + offset
+      plgpu.barrier_arrive(done.at[index])
+      plgpu.barrier_wait(done.at[index])
+
+    use = lambda: self._run(
+        body, dict(done=plgpu.Barrier(num_barriers=2)), grid=(1,),
+        grid_names=("g",),
+    )
+    if outside is None:
+      use()
+    else:
+      with self.assertRaisesRegex(
+          Exception, rf"barrier index {outside} is out of range .*MGPU026"
+      ):
+        use()
+
+  @parameterized.parameters((1024, False), (56, True))
+  def test_shared_memory(self, kib, fits):
+    def body(x, o, *, large):
+      del large
+      o[...] = x[...]
+
+    use = lambda: self._run(
+        body, dict(large=plgpu.SMEM((kib * 4, 256), jnp.float32))
+    ) if not fits else self._run(
+        body, dict(large=plgpu.SMEM((kib, 1024), jnp.float32))
+    )
+    if fits:
+      use()
+    else:
+      with self.assertRaisesRegex(
+          jax_mgpu_ext.SpecError, "232448 bytes of SMEM.*4194304.*MGPU101"
+      ):
+        use()
+
+  def test_shared_memory_of_scopes(self):
+    def body(x, o, *, outer):
+      del outer
+      pl.run_scoped(
+          lambda inner: o.__setitem__(..., x[...]),
+          plgpu.SMEM((32, 1024), jnp.float32),
+      )
+
+    self._run(body, dict(outer=plgpu.SMEM((16, 1024), jnp.float32)))
+    with self.assertRaisesRegex(jax_mgpu_ext.SpecError, "MGPU101"):
+      self._run(body, dict(outer=plgpu.SMEM((32, 1024), jnp.float32)))
+
+  def test_semaphores(self):
+    def body(x, o, *, s):
+      del s
+      o[...] = x[...]
+
+    with self.assertRaisesRegex(
+        NotImplementedError, "semaphores .*not supported in .*interpret mode"
+    ):
+      self._run(body, dict(s=plgpu.SemaphoreType.REGULAR))
+
+
+class TimelineTest(absltest.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    folder = tempfile.TemporaryDirectory()
+    self.addCleanup(folder.cleanup)
+    self.folder = pathlib.Path(folder.name)
+
+  def _trace(self, name, fault="none"):
+    path = self.folder / name
+    with deadlock.trace(path):
+      try:
+        deadlock.run(_pipeline(5, fault), _ONES)
+      except deadlock.DeadlockError:
+        assert fault != "none"
+    return path
+
+  def test_chrome_trace(self):
+    path = self._trace("one.json")
+    found = json.loads(path.read_text())
+    events = found["traceEvents"]
+    tracks = {
+        e["args"]["name"] for e in events if e["name"] == "thread_name"
+    }
+    self.assertContainsSubset(
+        {"block 0, warpgroup 0", "block 0, warpgroup 2", "block 0, ring.full[0]",
+         "block 0, ring.empty[2]", "block 0, warpgroup 0, copies"}, tracks,
+    )
+    phases = [e for e in events if e.get("cat") == "phase"]
+    self.assertLen(phases, 10)  # Five steps, full and empty.
+    copies = [e for e in events if e.get("cat") == "copy"]
+    self.assertEqual([e["ph"] for e in copies].count("b"), 5)
+    # An arrow goes forward in time.
+    starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
+    self.assertEqual(starts.keys(), ends.keys())
+    self.assertTrue(all(starts[i] <= ends[i] for i in starts))
+    # No wait ends before the phase that it waits for.
+    self.assertEqual(path.read_text(), self._trace("two.json").read_text())
+
+  def test_hang(self):
+    path = self._trace("hang.json", "early_return")
+    found = json.loads(path.read_text())["traceEvents"]
+    stuck = [e for e in found if e.get("cat") == "stuck"]
+    self.assertNotEmpty(stuck)
+    self.assertIn("for ever", stuck[0]["name"])
+    self.assertIn("deadlock_test.py", stuck[0]["args"]["line"])
+
+  def test_picture(self):
+    try:
+      import matplotlib  # pylint: disable=g-import-not-at-top,unused-import
+    except ImportError:
+      with self.assertRaisesRegex(ImportError, "pip install"):
+        self._trace("no.png")
+      return
+    path = self._trace("one.png", "early_return")
+    self.assertEqual(path.read_bytes()[:4], b"\x89PNG")
+
+  def test_bad_paths(self):
+    for path in (self.folder, self.folder / "no" / "file.json"):
+      with self.assertRaises(OSError):
+        with deadlock.trace(path):
+          self.fail("nothing should run")
+    self.assertEmpty(list(self.folder.iterdir()))
+
+
+if __name__ == "__main__":
+  absltest.main()
