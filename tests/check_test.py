@@ -52,13 +52,16 @@ def double(interpret=None):
   return lambda x: x + x
 """
 
+# The interpreter of JAX 0.10.2 cannot be told to give up.
+HAS_REPORTS = not jax.__version__.startswith("0.10")
+
 # Case: states of the stages, and what the failed one says.
 _OUTCOMES = {
     "good": ("passed", "passed", ""),
     "good_again": ("passed", "passed", ""),
     "wrong_value": (
         "passed", "failed",
-        r"output: 4096 of 4096 values differ from the reference\n"
+        r"wrong value: output: 4096 of 4096 values differ from the reference\n"
         r"first at \(0, 0\): got -?\d\.0, expected -?\d\.0",
     ),
     "race": (
@@ -69,11 +72,18 @@ _OUTCOMES = {
     "race_ignored": ("passed", "passed", ""),
     "hang": (
         "passed", "failed",
+        r"hang: missing arrival: .*warpgroup 0 waits for `.*` at .*kernel_cases\.py"
+        r":\d+ \(wait_for_nobody\), which got 0 of 1 arrivals .*\[DL002\]\n"
+        r".*: blocked, waits for"
+        if HAS_REPORTS else
         r"not done within the time limit of 3 s\n.*0 waits at .*kernel_cases\.py"
         r":\d+:\d+ \(wait_for_nobody\): 0 of 1 arrivals$",
     ),
     "deadlock": (
         "passed", "failed",
+        r"hang: wait cycle: warpgroup 0 and warpgroup 1 wait for .*_first\).*"
+        r"\[DL001\]\n.*: blocked.*\n.*: blocked"
+        if HAS_REPORTS else
         r"not done within the time limit of 3 s\n"
         r".*0 waits at .*_first\): 0 of 1 arrivals\n"
         r".*1 waits at .*_second\): 0 of 1 arrivals$",
@@ -515,8 +525,10 @@ def same(interpret=None):
     )
     messages = {r.name: r.stages[0].message for r in results}
     self.assertEqual(messages["for_b200"], "the case is for b200")
-    self.assertEqual(
-        messages["hang"], "not done within the time limit of 2 s"
+    self.assertStartsWith(
+        messages["hang"],
+        "hang: missing arrival" if HAS_REPORTS
+        else "not done within the time limit of 2 s",
     )
 
   def test_parent_imports_no_jax(self):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import concurrent.futures
 import dataclasses
 import difflib
+import pathlib
 
 from jax_mgpu_ext._src import check_cases
 from jax_mgpu_ext._src import check_options
@@ -86,6 +87,7 @@ def run(
     except ValueError as e:
       got = str(e).rpartition("timeout_s=")[2]
       raise UsageError(f"expected a time limit above 0 s, got {got}") from e
+  _check_writable(options)
   asked: dict[check_sources.Source, list[str | None]] = {}
   if isinstance(selectors, str):
     selectors = [selectors]
@@ -102,7 +104,7 @@ def run(
           f"there are no cases in {', '.join(repr(s.shown) for s in asked)}:"
           " declare one with jax_mgpu_ext.check.kernel_case"
       )
-    if options.emit:
+    if options.emit or options.out or options.trace:
       _check_file_names(tasks)
     report(0, len(tasks))
 
@@ -118,7 +120,10 @@ def run(
       limit_s = task.timeout_s if timeout_s is None else timeout_s
       return pool.check(
           task, wanted_stages, limit_s,
-          dataclasses.replace(options, targets=chosen),
+          dataclasses.replace(
+              options, targets=chosen,
+              trace=_trace_file(options.trace, task, len(tasks)),
+          ),
       )
 
     futures = [pool.executor.submit(check, task) for task in tasks]
@@ -126,6 +131,28 @@ def run(
       future.result()
       report(done, len(tasks))
     return [future.result() for future in futures]
+
+
+def _check_writable(options: Options) -> None:
+  """Checks, before anything runs, that what is asked for can be written."""
+  if options.trace:
+    path = pathlib.Path(options.trace)
+    if path.is_dir() or not path.parent.is_dir():
+      raise UsageError(
+          "expected a file in a folder that is there for the timeline, got"
+          f" {options.trace!r}"
+      )
+  if options.out and pathlib.Path(options.out).is_file():
+    raise UsageError(f"expected a folder for reports, got the file {options.out!r}")
+
+
+def _trace_file(name: str, task: check_pool.Task, num_tasks: int) -> str:
+  """Returns the file for the timeline of one case: its own, if there are more."""
+  if not name or num_tasks == 1:
+    return name
+  path = pathlib.PurePath(name)
+  stem = f"{path.stem}-{check_options.file_stem(task.name)}"
+  return str(path.with_name(stem + path.suffix))
 
 
 def _check_file_names(tasks: Sequence[check_pool.Task]) -> None:

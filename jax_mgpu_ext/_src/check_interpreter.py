@@ -26,12 +26,15 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 from jax._src.pallas.mosaic_gpu.interpret import params as interpret_params
 from jax._src.pallas.mosaic_gpu.interpret import shared_memory
 
+from jax_mgpu_ext._src import deadlock
 from jax_mgpu_ext._src import texts
+from jax_mgpu_ext._src.deadlock import running
 
 _RACE = "RACE DETECTED"
 _FOLDERS = tuple(
     os.path.dirname(module.__file__) + os.sep
-    for module in (shared_interpret, gpu_interpret)
+    # The last one says for JAX what it does not say itself.
+    for module in (shared_interpret, gpu_interpret, deadlock)
 )
 # The interpreter's own function that reads a buffer.
 _get = gpu_callbacks._get
@@ -118,6 +121,7 @@ class Watch:
 
   def __enter__(self) -> Watch:
     _failures.clear()
+    self._reports = running.reports()
     gpu_callbacks.reset_gpu_interpret_mode_state()
     self._collector = _Collector()
     self.races = self._collector.races
@@ -145,6 +149,12 @@ class Watch:
     """Returns the exception behind `error`, which the caller got."""
     # Threads that fail after the first one only say that another has failed.
     return _failures[0] if _failures else error
+
+  def report(self, error: BaseException) -> Any:
+    """Returns the `deadlock.Report` behind `error`, or None."""
+    return running.report_of(self.cause(error), self._reports) or (
+        running.report_of(error, self._reports)
+    )
 
   def race(self, error: BaseException | None = None) -> str | None:
     """Returns the text of the first race, or None if there is none."""

@@ -18,7 +18,8 @@ class Options:
     sass: Whether the machine code is wanted.
     cache: Whether compiled kernels are looked for, and kept, on disk.
     emit: What to write to files, of `EMITTED`.
-    out: The folder for these files.
+    out: The folder for these files, and for reports of the stage `interpret`.
+    trace: The file for the timeline of the interpreted kernel.
   """
 
   targets: tuple[str, ...] = ()
@@ -26,6 +27,7 @@ class Options:
   cache: bool = True
   emit: tuple[str, ...] = ()
   out: str = ""
+  trace: str = ""
 
   def to_json(self) -> dict[str, Any]:
     return dataclasses.asdict(self)

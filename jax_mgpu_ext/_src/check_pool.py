@@ -249,6 +249,8 @@ class Pool:
           return event["clean"]
     except children.ChildTimeout as timeout:
       message = f"not done within the time limit of {limit_s:g} s"
+      if stage == "interpret":
+        message += " [DL009]"
       details = "\n".join(timeout.lines)
     except children.ChildDied as died:
       message, details = str(died), ""

@@ -9,6 +9,7 @@ case pass.
 from __future__ import annotations
 
 from collections.abc import Callable
+import contextlib
 from typing import Any
 import zlib
 
@@ -19,12 +20,15 @@ import numpy as np
 from jax_mgpu_ext import avals
 from jax_mgpu_ext._src import budget_kernel
 from jax_mgpu_ext._src import check_interpreter
+from jax_mgpu_ext._src import check_reports
+from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import kernel_calls
 from jax_mgpu_ext._src import texts
 from jax_mgpu_ext._src.check_cases import KernelCase
 from jax_mgpu_ext._src.check_cases import StageFailed
 from jax_mgpu_ext._src.check_cases import StageSkipped
 from jax_mgpu_ext._src.check_options import Options
+from jax_mgpu_ext._src.deadlock import running
 
 
 def specs(case: KernelCase, options: Options) -> None:
@@ -55,34 +59,55 @@ def specs(case: KernelCase, options: Options) -> None:
 
 def interpret(case: KernelCase, options: Options) -> None:
   """In interpret mode the kernel is right, and free of races."""
-  del options  # There are no targets in interpret mode.
   inputs = make_inputs(case)
   # A copy: neither the kernel nor the reference may change the other's inputs.
   want = case.make_reference(*jax.tree.map(np.array, inputs))
   kernel = make_kernel(
       case, check_interpreter.parameters(detect_races=case.detect_races)
   )
-  with check_interpreter.Watch() as watch:
+  with check_interpreter.Watch() as watch, _trace(options):
     try:
       got = jax.block_until_ready(kernel(*inputs))
     except Exception as error:
-      _raise_cause(case, watch, error)
+      _raise_cause(case, options, watch, error)
     race = watch.race() if case.detect_races else None
   if race is not None:
-    raise StageFailed(check_interpreter.summarize_race(race), race)
+    check_reports.raise_race(
+        case, options, check_interpreter.summarize_race(race), race
+    )
   compare(got, want, rtol=case.rtol, atol=case.atol)
 
 
-def _raise_cause(case, watch: check_interpreter.Watch, error: Exception):
+def _trace(options: Options) -> contextlib.AbstractContextManager[Any]:
+  """Returns the context in which events are recorded, if that was asked for."""
+  if not options.trace:
+    return contextlib.nullcontext()
+  try:
+    context = running.trace(options.trace)
+    context.__enter__()
+  except (ImportError, errors.UsageError) as error:
+    raise StageFailed(texts.text_of(error)) from error
+  stack = contextlib.ExitStack()
+  stack.push(context)
+  return stack
+
+
+def _raise_cause(
+    case, options: Options, watch: check_interpreter.Watch, error: Exception
+):
   """Turns an exception of an interpreted kernel into the stage's answer."""
   cause = watch.cause(error)
+  if (report := watch.report(error)) is not None:
+    check_reports.raise_hang(case, options, report)
   if "Only interpret mode is supported on CPU" in texts.text_of(cause):
     raise StageFailed(
         "the factory does not pass its interpret= on to plgpu.kernel"
     ) from error
   race = watch.race(cause) if case.detect_races else None
   if race is not None:
-    raise StageFailed(check_interpreter.summarize_race(race), race) from error
+    check_reports.raise_race(
+        case, options, check_interpreter.summarize_race(race), race
+    )
   reason = check_interpreter.unsupported(cause)
   if reason is not None:
     raise StageSkipped(
@@ -187,9 +212,10 @@ def _compare_arrays(
         f" {want[index]}"
     )
   raise StageFailed(
-      f"{where}: {np.count_nonzero(~equal)} of {got.size} values differ from"
-      " the reference",
+      f"wrong value: {where}: {np.count_nonzero(~equal)} of {got.size} values"
+      " differ from the reference",
       "\n".join([*lines, f"rtol={rtol}, atol={atol}"]),
+      data=dict(failure="wrong value"),
   )
 
 

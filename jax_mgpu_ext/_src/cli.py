@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import contextlib
 import errno
 import json
+import os
 import signal
 import sys
 import threading
@@ -207,6 +208,20 @@ def check(
             metavar="NAME", help="Only this target; may be repeated."
         ),
     ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Write whole reports of hangs and races there."
+        ),
+    ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a timeline of the interpreted kernel, for"
+            " ui.perfetto.dev; a picture if it ends in .png.",
+        ),
+    ] = None,
     as_json: command_options.Json = False,
 ) -> None:
   """Send kernel cases through every stage that this machine can do."""
@@ -220,6 +235,10 @@ def check(
         timeout_s=timeout_s,
         stages=stage,
         targets=target,
+        options=check_lib.Options(
+            out=os.path.abspath(out) if out else "",
+            trace=os.path.abspath(trace) if trace else "",
+        ),
         on_progress=command_options.progress(stack, as_json, "checking"),
     )
   if as_json:
