@@ -18,6 +18,7 @@ import numpy as np
 from jax_mgpu_ext._src.deadlock import events
 from jax_mgpu_ext._src.deadlock import gaps
 from jax_mgpu_ext._src.deadlock import monitor
+from jax_mgpu_ext._src.deadlock import turns
 from jax_mgpu_ext._src.deadlock import wait_graph
 
 
@@ -114,6 +115,7 @@ def wait(original, self, thread, logging_info=None):
   source = monitor.source_of(logging_info)
   unit.source = source
   unit.visits[id(source)] += 1
+  turns.heard()
   awaited = self.last_observed_phase_by_thread.get(thread, 0)
   run.record(events.WAIT, unit, state, awaited, 0, source)
   try:

@@ -89,9 +89,14 @@ def _turns():
 
 def _wrapper(name: str, load=_seams):
   def wrap(original):
+    found = None
+
     @functools.wraps(original)
     def function(*args, **kwargs):
-      return getattr(load(), name)(original, *args, **kwargs)
+      nonlocal found
+      if found is None:  # Called for every event of a kernel.
+        found = getattr(load(), name)
+      return found(original, *args, **kwargs)
 
     return function
 
@@ -111,11 +116,15 @@ def _wrap_set_failed(original):
 class _ArrivalsCount:
   """The attribute `arrivals_count` of barriers; JAX sets it under their lock."""
 
+  _set = None
+
   def __get__(self, barrier, owner=None):
     return self if barrier is None else vars(barrier).get("arrivals_count", 0)
 
   def __set__(self, barrier, value):
-    _seams().set_arrivals(barrier, value)
+    if self._set is None:
+      self._set = _seams().set_arrivals
+    self._set(barrier, value)
 
 
 class _Futures:
