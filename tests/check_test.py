@@ -76,7 +76,7 @@ _OUTCOMES = {
         r":\d+ \(wait_for_nobody\), which got 0 of 1 arrivals .*\[DL002\]\n"
         r".*: blocked, waits for"
         if HAS_REPORTS else
-        r"not done within the time limit of 3 s\n.*0 waits at .*kernel_cases\.py"
+        r"not done within the time limit of 3 s \[DL009\]\n.*0 waits at .*kernel_cases\.py"
         r":\d+:\d+ \(wait_for_nobody\): 0 of 1 arrivals$",
     ),
     "deadlock": (
@@ -84,7 +84,7 @@ _OUTCOMES = {
         r"hang: wait cycle: warpgroup 0 and warpgroup 1 wait for .*_first\).*"
         r"\[DL001\]\n.*: blocked.*\n.*: blocked"
         if HAS_REPORTS else
-        r"not done within the time limit of 3 s\n"
+        r"not done within the time limit of 3 s \[DL009\]\n"
         r".*0 waits at .*_first\): 0 of 1 arrivals\n"
         r".*1 waits at .*_second\): 0 of 1 arrivals$",
     ),
@@ -528,7 +528,7 @@ def same(interpret=None):
     self.assertStartsWith(
         messages["hang"],
         "hang: missing arrival" if HAS_REPORTS
-        else "not done within the time limit of 2 s",
+        else "not done within the time limit of 2 s [DL009]",
     )
 
   def test_parent_imports_no_jax(self):

@@ -8,6 +8,7 @@ import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 
 from jax_mgpu_ext._src import catalog
 from jax_mgpu_ext._src import config
@@ -101,6 +102,8 @@ class RunTest(parameterized.TestCase):
     code = _snippets(page)[number]
     if "import aot" in code and aot_support.why_not():
       self.skipTest(aot_support.why_not())
+    if "deadlock.run" in code and jax.__version__.startswith("0.10"):
+      self.skipTest("it would hang for ever on JAX 0.10.2, as README says")
     if 'collective_axes="x"' not in code:
       child.check_output(code)
       return
