@@ -26,6 +26,7 @@ import rich.console
 
 from jax_mgpu_ext import check
 from jax_mgpu_ext._src import check_cases
+from jax_mgpu_ext._src import check_options
 from jax_mgpu_ext._src import check_pool
 from jax_mgpu_ext._src import check_sources
 from jax_mgpu_ext._src import check_stages
@@ -530,6 +531,63 @@ def same(interpret=None):
         "hang: missing arrival" if HAS_REPORTS
         else "not done within the time limit of 2 s [DL009]",
     )
+
+  def test_reports_and_timelines(self):
+    if not HAS_REPORTS:
+      self.skipTest("the interpreter of JAX 0.10.2 tells of nothing")
+    results = check.run(
+        [f"{_CASES}::{name}" for name in ("hang", "race", "wrong_value")],
+        stages=["interpret"],
+        options=check_options.Options(
+            out=os.path.abspath("reports"), trace=os.path.abspath("t.json")
+        ),
+    )
+    stages = {r.name: r.stages[0] for r in results}
+    self.assertEqual(
+        {name: stage.data["failure"] for name, stage in stages.items()},
+        dict(hang="hang", race="race", wrong_value="wrong value"),
+    )
+    self.assertEqual(stages["hang"].data["report"]["code"], "DL002")
+    self.assertCountEqual(
+        os.listdir("reports"), ["hang.hang.txt", "hang.hang.json", "race.race.txt"]
+    )
+    text = pathlib.Path("reports/hang.hang.txt").read_text(encoding="utf-8")
+    self.assertIn("Last events of each thread:", text)
+    self.assertIn("hang.hang.txt", stages["hang"].details)
+    for name in ("hang", "race", "wrong_value"):
+      found = json.loads(pathlib.Path(f"t-{name}.json").read_text("utf-8"))
+      self.assertNotEmpty(found["traceEvents"])
+
+  def test_names_the_code_of_what_jax_says(self):
+    self.write("x.py", """
+        from jax_mgpu_ext import specs
+        from jax_mgpu_ext.check import kernel_case
+        import jax, numpy as np, jax.numpy as jnp
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        @kernel_case(inputs=lambda rng: [np.zeros(8, np.float32)],
+                     reference=lambda x: np.zeros((32, 64), np.float32))
+        def part(interpret=None):
+          return plgpu.kernel(
+              lambda x, o, *, tile: o.__setitem__(..., tile[:32]),
+              out_type=jax.ShapeDtypeStruct((32, 64), jnp.float32),
+              scratch_types=dict(tile=specs.TiledSMEM((64, 64), "float32")),
+              interpret=interpret,
+              compiler_params=plgpu.CompilerParams(
+                  lowering_semantics=plgpu.LoweringSemantics.Warpgroup))
+    """)
+    [result] = check.run(["x.py"], stages=["specs"])
+    self.assertRegex(
+        result.stages[0].message, r"Failed to infer a possible.*\[MGPU127\]$"
+    )
+
+  @parameterized.parameters(
+      dict(trace="no/such/folder/t.json"), dict(trace="."), dict(out="file")
+  )
+  def test_files_that_cannot_be_written(self, **arguments):
+    pathlib.Path("file").write_text("")
+    with self.assertRaisesRegex(check.UsageError, "expected a (file|folder)"):
+      check.run([f"{_CASES}::good"], options=check_options.Options(**arguments))
 
   def test_parent_imports_no_jax(self):
     self.write("x.py", _LIGHT)

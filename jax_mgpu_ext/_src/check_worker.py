@@ -104,6 +104,9 @@ class _Worker(child_server.Server):
         break
     self.send("done", clean=clean)
 
+# The score of a whole message in the catalog's search.
+_SURE = 0.9
+
 
 def run_stage(
     stage: str, case: KernelCase, options: Options
@@ -144,6 +147,7 @@ def run_stage(
     message = f"{type(error).__name__}: {first}" if first else (
         type(error).__name__
     )
+    message += _code_of(error)
     if rest:
       details += f"\n{texts.shorten(rest)}"
   result = StageResult(
@@ -156,6 +160,16 @@ def run_stage(
       data=data or {},
   )
   return result, clean and state != "failed"
+
+
+def _code_of(error: BaseException) -> str:
+  """Returns the catalog's code for an error that JAX raises by itself, or ""."""
+  from jax_mgpu_ext._src import catalog  # pylint: disable=g-import-not-at-top
+
+  for entry, score in catalog.find(texts.text_of(error)[:2000])[:1]:
+    if entry.kind == "jax" and score >= _SURE:
+      return f" [{entry.code}]"
+  return ""
 
 
 def _traceback(error: BaseException) -> str:
