@@ -193,7 +193,7 @@ class ReportTest(absltest.TestCase):
         {"warpgroup 0": "blocked", "warpgroup 1": "blocked",
          "warpgroup 2": "finished"},
     )
-    self.assertEqual(states["warpgroup 0"]["barrier"], "`ring.empty[1]`")
+    self.assertEqual(states["warpgroup 0"]["barrier"], "ring.empty[1]")
     (row,) = [r for r in self.report.barriers if r["barrier"] == "ring.empty[1]"]
     self.assertEqual((row["have"], row["need"], row["phase"]), (1, 2, 1))
     self.assertEqual(row["arrived"], ["warpgroup 1"])
@@ -251,6 +251,71 @@ class StateTest(absltest.TestCase):
         [c.code if n % 2 == 0 else "ok" for n, c in enumerate(cases)],
     )
     self.assertEqual(threading.active_count(), 1)
+
+  def test_scope_that_not_all_enter(self):
+    def body(x, o):
+      del x, o
+
+      @kernels.thread(0)
+      def _enters():
+        pl.run_scoped(
+            lambda inner: None, plgpu.Barrier(num_barriers=()),
+            collective_axes="wg",
+        )
+
+    kernel = plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        interpret=plgpu.InterpretGPUParams(), **kernels.TWO_THREADS,
+    )
+    with self.assertRaisesRegex(
+        deadlock.DeadlockError,
+        "`inner` was allocated by warpgroup 0 alone.*DL006",
+    ):
+      deadlock.run(kernel, _ONES)
+
+  def test_grid_index(self):
+    def body(x, o, *, done):
+      del x, o
+
+      @pl.when((lax.axis_index("g") == 2) & (lax.axis_index("wg") == 1))
+      def _waits():
+        plgpu.barrier_wait(done)
+
+    kernel = plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=dict(done=plgpu.Barrier(num_barriers=())), grid=(4,),
+        grid_names=("g",), interpret=plgpu.InterpretGPUParams(),
+        **kernels.TWO_THREADS,
+    )
+    with self.assertRaisesRegex(
+        deadlock.DeadlockError, "at grid index 2: warpgroup 1 waits for `done`"
+    ):
+      deadlock.run(kernel, _ONES)
+
+  def test_extra_arrival_in_a_cluster(self):
+    def body(x, o, *, done):
+      del x, o
+      plgpu.barrier_arrive(done)
+      pl.when(lax.axis_index("block") == 0)(lambda: plgpu.barrier_arrive(done))
+      plgpu.barrier_wait(done)
+
+    kernel = plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+        scratch_types=dict(done=plgpu.ClusterBarrier(
+            collective_axes=("block",), num_barriers=())),
+        interpret=plgpu.InterpretGPUParams(), **kernels.TWO_BLOCKS,
+    )
+    with self.assertRaisesRegex(
+        deadlock.DeadlockError,
+        "1 of 2 arrivals in phase 1 when its scope ends; in all, block 0,"
+        " warpgroup 0 arrived 2 times at .*; block 1, warpgroup 0 arrived once",
+    ):
+      deadlock.run(kernel, _ONES)
+
+  def test_bad_time_limits(self):
+    for timeout_s in (-1, 0, "1", float("nan"), float("inf")):
+      with self.assertRaisesRegex(ValueError, "positive number of seconds"):
+        deadlock.run(lambda: 1, timeout_s=timeout_s)
 
   def test_without_run(self):
     # The caller gets JAX's exception, with our words in it, and can go on.
@@ -426,8 +491,11 @@ class TimelineTest(absltest.TestCase):
     self.assertEqual(path.read_bytes()[:4], b"\x89PNG")
 
   def test_bad_paths(self):
-    for path in (self.folder, self.folder / "no" / "file.json"):
-      with self.assertRaises(OSError):
+    for path, kind in (
+        (self.folder, ValueError), (self.folder / "t.svg", ValueError),
+        (self.folder / "no" / "file.json", OSError),
+    ):
+      with self.assertRaises(kind):
         with deadlock.trace(path):
           self.fail("nothing should run")
     self.assertEmpty(list(self.folder.iterdir()))

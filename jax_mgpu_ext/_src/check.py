@@ -137,6 +137,11 @@ def _check_writable(options: Options) -> None:
   """Checks, before anything runs, that what is asked for can be written."""
   if options.trace:
     path = pathlib.Path(options.trace)
+    if path.suffix.lower() not in (".json", ".png"):
+      raise UsageError(
+          "expected a file that ends in .json or .png for the timeline, got"
+          f" {options.trace!r}"
+      )
     if path.is_dir() or not path.parent.is_dir():
       raise UsageError(
           "expected a file in a folder that is there for the timeline, got"

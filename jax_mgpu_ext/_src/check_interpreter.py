@@ -222,6 +222,8 @@ def waiting_threads() -> list[str]:
   exception leaves the others waiting.
   """
   lines = [f"failed: {_first_line(error)}" for error in _failures[:1]]
+  if (known := running.threads_now()) is not None:
+    return lines + known
   waits = []
   for frame in sys._current_frames().values():
     for inner in _outwards(frame):

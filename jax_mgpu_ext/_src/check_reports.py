@@ -18,19 +18,22 @@ _SHOWN_THREADS = 8
 _KINDS = {"DL004": "barrier misuse", "DL007": "barrier misuse"}
 
 
-def raise_hang(case: KernelCase, options: Options, report: Any) -> None:
+def raise_hang(
+    case: KernelCase, options: Options, report: Any, also: str = ""
+) -> None:
   """Fails the stage with a report of `deadlock`, a few lines of it.
 
   Args:
     case: The case.
     options: Its `out` is the folder for the whole report, as text and as JSON.
     report: A `deadlock.Report`.
+    also: What else is wrong with it, one line.
 
   Raises:
     StageFailed: Always.
   """
   kind = _KINDS.get(report.code, "hang")
-  lines = []
+  lines = [f"also a {also}"] if also else []
   for thread in report.threads[:_SHOWN_THREADS]:
     line = f"{thread['thread']}: {thread['state']}"
     if thread["barrier"]:

@@ -72,9 +72,7 @@ def interpret(case: KernelCase, options: Options) -> None:
       _raise_cause(case, options, watch, error)
     race = watch.race() if case.detect_races else None
   if race is not None:
-    check_reports.raise_race(
-        case, options, check_interpreter.summarize_race(race), race
-    )
+    _raise_race(case, options, race)
   compare(got, want, rtol=case.rtol, atol=case.atol)
 
 
@@ -105,9 +103,7 @@ def _raise_cause(
     ) from error
   race = watch.race(cause) if case.detect_races else None
   if race is not None:
-    check_reports.raise_race(
-        case, options, check_interpreter.summarize_race(race), race
-    )
+    _raise_race(case, options, race)
   reason = check_interpreter.unsupported(cause)
   if reason is not None:
     raise StageSkipped(
@@ -121,6 +117,23 @@ def _raise_cause(
       f"{type(cause).__name__}: {texts.text_of(cause).strip()}",
       f"at {place}",
   ) from error
+
+
+def _raise_race(case: KernelCase, options: Options, race: str):
+  """Fails the stage with a race, and with a hang that it may have hidden.
+
+  A race ends the kernel, or not, before it hangs, as the threads happen to run;
+  without race detection a hang is found each time.
+  """
+  summary = check_interpreter.summarize_race(race)
+  kernel = make_kernel(case, check_interpreter.parameters(detect_races=False))
+  with check_interpreter.Watch() as watch:
+    try:
+      jax.block_until_ready(kernel(*make_inputs(case)))
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      if (report := watch.report(error)) is not None:
+        check_reports.raise_hang(case, options, report, also=summary)
+  check_reports.raise_race(case, options, summary, race)
 
 
 def make_inputs(case: KernelCase) -> tuple[Any, ...]:

@@ -147,6 +147,10 @@ FINGERPRINTS: dict[str, dict[str, tuple[str, ...]]] = {
         "9e3a9ba12e8519df": ("0.11.2",),
         "c957d302376cab26": ("0.12.0.1",),
     },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.assert_no_barriers_allocated": {
+        "488157dfb39fd404": ("0.10.2",),
+        "6aa3974d36a8db5d": ("0.11.2", "0.12.0.1"),
+    },
     "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.deallocate_barrier": {
         "12d7c5b95d6515ea": ("0.10.2",),
         "3a72c5b2501fdd6c": ("0.11.2",),

@@ -57,11 +57,18 @@ class Unit:
     self.warps = 0
     self.parent: Unit | None = None
     self.source: Any = None
+    self.grid: tuple[int, ...] = ()
     self.visits: collections.Counter[Any] = collections.Counter()
     self.scopes: collections.Counter[int] = collections.Counter()
     self.last: collections.deque[events.Event] = collections.deque(
         maxlen=_LAST_EVENTS
     )
+
+  def see(self, logging_info: Any) -> None:
+    """Notes where in the grid the thread is."""
+    location = getattr(logging_info, "mesh_location", None)
+    if location is not None:
+      self.grid = tuple(map(int, location.cluster_coords))
 
   @property
   def runs(self) -> bool:
@@ -86,7 +93,10 @@ class BarrierState:
     self.scope: frozenset[int] | None = None
     self.arrived: dict[wait_graph.ThreadKey, int] = {}
     self.usual: dict[wait_graph.ThreadKey, int] = {}
-    self.sources: dict[wait_graph.ThreadKey, Any] = {}
+    # Of each thread in all: its arrivals, and the lines of these.
+    self.totals: dict[wait_graph.ThreadKey, int] = {}
+    self.sources: dict[wait_graph.ThreadKey, dict[int, Any]] = {}
+    self.holders: set[wait_graph.ThreadKey] = set()
     self.last_arrived: dict[wait_graph.ThreadKey, int] = {}
 
   def snapshot(self) -> wait_graph.Barrier:
@@ -215,7 +225,7 @@ class Run:
     return errors.DeadlockError(self.report.summary, report=self.report)
 
   def explain(
-      self, code: str, error: Exception, state: BarrierState, unit: Unit
+      self, code: str, error: Exception, state: BarrierState, unit: Unit | None
   ) -> None:
     """Attaches a report to an exception of the interpreter."""
     with self.lock:
@@ -287,6 +297,16 @@ def recording() -> Iterator[list[events.Event]]:
     yield recorded
   finally:
     _recorders.remove(recorded)
+
+
+def threads_now() -> list[str] | None:
+  """Returns a line for each thread of the kernel that runs now, or None."""
+  memory = gpu_callbacks._shared_memory  # pylint: disable=protected-access
+  if memory is None:
+    return None
+  run = run_of(memory)
+  with run.lock:
+    return report_lib.threads_now(run)
 
 
 def time_limit(timeout_s: float) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from jax_mgpu_ext._src.deadlock import events
 from jax_mgpu_ext._src.deadlock import source_lines
 from jax_mgpu_ext._src.deadlock import wait_graph
+from jax_mgpu_ext._src.deadlock import wording
 
 TITLES = {
     "DL001": "wait cycle",
@@ -96,28 +97,6 @@ def _cell(value: Any) -> str:
   return str(value)
 
 
-class Names:
-  """Writes threads and barriers as briefly as they stay distinct."""
-
-  def __init__(self, picture: wait_graph.Picture):
-    keys = [thread.key for thread in picture.threads]
-    self._devices = len({key[0] for key in keys}) > 1
-    self._blocks = len({key[1] for key in keys}) > 1
-
-  def thread(self, key: wait_graph.ThreadKey) -> str:
-    device, block, warpgroup, warp = key
-    parts = [f"device {device}"] if self._devices else []
-    parts += [f"block {block}"] if self._blocks else []
-    parts.append(f"warpgroup {warpgroup}")
-    parts += [f"warp {warp}"] if warp >= 0 else []
-    return ", ".join(parts)
-
-  def barrier(self, barrier: wait_graph.Barrier) -> str:
-    return f"`{barrier.name}`" + (
-        f" of block {barrier.block}" if self._blocks else ""
-    )
-
-
 def make(run: Any, code: str | None, problem: str, state: Any, unit: Any) -> Report:
   """Returns the report of a run, judged now.
 
@@ -129,13 +108,13 @@ def make(run: Any, code: str | None, problem: str, state: Any, unit: Any) -> Rep
     unit: The thread that it was found in.
   """
   picture = run.picture()
-  names = Names(picture)
+  names = wording.Names(picture)
   units = {u.key: u for u in run.units if not u.warps}
   cause = ""
   if code is None:
     verdict = wait_graph.judge(picture)
     code = verdict.code
-    problem, cause = _sentences(verdict, names, units, picture)
+    problem, cause = wording.sentences(verdict, names, units, picture)
   elif state is not None:
     return _of_exception(code, problem, state, unit, names)
   else:
@@ -147,6 +126,9 @@ def make(run: Any, code: str | None, problem: str, state: Any, unit: Any) -> Rep
         "waiting: " + "; ".join(sorted(waiting)) if waiting else "nobody waits"
     ) + "."
     cause = "A thread that runs on and on may be waiting for a value in memory."
+  grid = next((u.grid for u in units.values() if any(u.grid)), ())
+  if grid:
+    problem = f"at grid index {', '.join(map(str, grid))}: {problem}"
   return Report(
       code=code,
       problem=problem,
@@ -162,35 +144,66 @@ def make(run: Any, code: str | None, problem: str, state: Any, unit: Any) -> Rep
   )
 
 
+def threads_now(run: Any) -> list[str]:
+  """Returns a line for each thread of a run, which may go on meanwhile."""
+  names = wording.Names(run.picture())
+  lines = []
+  for unit in sorted(run.units, key=lambda unit: unit.key):
+    if unit.warps:
+      continue
+    who = names.thread(unit.key)
+    line = source_lines.line_of(unit.source)
+    where = f" at {line}" if line else ""
+    state = unit.blocked
+    if unit.finished:
+      lines.append(f"{who} has finished")
+    elif state is None:
+      lines.append(f"{who} runs" + (f"; its last event was{where}" if where else ""))
+    else:
+      barrier = state.snapshot()
+      lines.append(
+          f"{who} waits for {names.barrier(barrier)}{where}: {barrier.have} of"
+          f" {barrier.need} arrivals"
+      )
+  return lines
+
+
 def _of_exception(code, problem, state, unit, names) -> Report:
   """Returns the report for what JAX says by itself, while other threads run.
 
   Only what does not depend on how far they have come is in it.
   """
   barrier = state.snapshot()
-  last = state.last_arrived if code == "DL004" else state.arrived
-  arrived = [names.thread(key) for key in sorted(last)]
+  shown = {}
   if code == "DL004":
     line = source_lines.line_of(unit.source)
     who = names.thread(unit.key) + (f" at {line}" if line else "")
+    text = re.sub(r"barrier \d{6,}", f"barrier `{barrier.name}`", problem)
+    sentence = f"{who}, {names.barrier(barrier)}: {_first_line(text)}"
     shown = {names.thread(unit.key): tuple(
         _event(event, names) for event in unit.last
     )}
+  elif code == "DL006":
+    holders = names.threads(sorted(state.holders))
+    sentence = (
+        f"{names.barrier(barrier)} was allocated by {holders} alone:"
+        " a pl.run_scoped with collective_axes is entered by all threads."
+    )
   else:
-    # Whoever leaves the scope last finds it out: that is any of them.
-    who = " and ".join(arrived)
-    lines = {source_lines.line_of(s) for s in state.sources.values()} - {None}
-    who += f" arrived at {', '.join(sorted(lines))}" if lines else " arrived"
-    shown = {}
+    sentence = (
+        f"{names.barrier(barrier)} has {barrier.have} of {barrier.need} arrivals in"
+        f" phase {barrier.phase} when its scope ends; in all,"
+        f" {_totals(state, names)}."
+    )
   row = dict(
       barrier=barrier.name, kind=barrier.kind, block=barrier.block,
       phase=barrier.phase, have=barrier.have, need=barrier.need,
-      arrived=arrived, last_arrived=[], may_arrive=[],
+      arrived=[names.thread(key) for key in sorted(state.totals)],
+      last_arrived=[], may_arrive=[],
   )
-  text = re.sub(r"barrier \d{6,}", f"barrier `{barrier.name}`", problem)
   return Report(
       code=code,
-      problem=f"{who}, {names.barrier(barrier)}: {_first_line(text)}",
+      problem=sentence,
       cause=_CAUSES[code],
       threads=(),
       barriers=(row,),
@@ -199,98 +212,30 @@ def _of_exception(code, problem, state, unit, names) -> Report:
   )
 
 
+def _totals(state, names) -> str:
+  parts = []
+  for key, times in sorted(state.totals.items()):
+    lines = sorted(
+        {source_lines.line_of(s) for s in state.sources[key].values()} - {None}
+    )
+    where = f" at {' and '.join(lines)}" if lines else ""
+    count = "once" if times == 1 else f"{times} times"
+    parts.append(f"{names.thread(key)} arrived {count}{where}")
+  return "; ".join(parts) or "nobody arrived"
+
+
 _CAUSES = {
     "DL004": (
         "A thread that waits for a barrier must wait for every completion of it,"
-        " before the next arrivals. If it does, more arrivals come than"
-        " num_arrivals, or num_consumers of a ring, says."
+        " before the next arrivals. If it does, somebody arrives too often, or"
+        " num_arrivals (num_consumers of a ring) is too low."
     ),
-    "DL007": "Wait for the last completion before the scope ends.",
+    "DL006": "Enter the scope in every thread, and use it in those that need it.",
+    "DL007": (
+        "An arrival is missing, or one is too many; num_arrivals says how many"
+        " make a phase."
+    ),
 }
-
-
-def _sentences(verdict, names, units, picture) -> tuple[str, str]:
-  first = verdict.waits[0]
-  if len({wait.barrier.key for wait in verdict.waits}) < len(verdict.waits):
-    who = " and ".join(names.thread(wait.thread) for wait in verdict.waits)
-    return (
-        f"{who} wait for {names.barrier(first.barrier)},"
-        f" {names.thread(first.thread)} at {_line(first, names, units)}, and nobody else is there to arrive.",
-        "Whoever arrives must do so before it waits.",
-    )
-  if verdict.code in ("DL001", "DL005"):
-    parts = []
-    for wait, following in zip(
-        verdict.waits, verdict.waits[1:] + verdict.waits[:1]
-    ):
-      parts.append(
-          f"{_waits_for(wait, names, units)}, at which"
-          f" {names.thread(following.thread)} would have to arrive"
-      )
-    cause = ""
-    if len(verdict.waits) == 1:
-      cause = "A thread cannot arrive at what it waits for: arrive first."
-    elif verdict.code == "DL005":
-      cause = (
-          "Arrive at the local barrier before waiting for the cluster, or wait"
-          " for them in the same order everywhere."
-      )
-    return "; ".join(parts) + ".", cause
-  (wait,) = verdict.waits
-  barrier = wait.barrier
-  sentence = (
-      f"{_waits_for(wait, names, units)}, which got {barrier.have} of"
-      f" {barrier.need} arrivals in phase {barrier.phase}"
-  )
-  finished = [t.key for t in picture.threads if t.state == "finished"]
-  if verdict.code == "DL006" and barrier.kind == wait_graph.CLUSTER_BARRIER:
-    missing = sorted(barrier.scope - {key[1] for key in barrier.arrived})
-    who = ", ".join(f"block {block}" for block in missing)
-    return f"{sentence}: {who} did not arrive.", (
-        "Every block of the cluster must arrive in every phase."
-    )
-  if verdict.code == "DL006":
-    return f"{sentence}.", "All its warpgroups must come to a named barrier."
-  if verdict.code == "DL003":
-    here = ", ".join(map(names.thread, sorted(barrier.arrived)))
-    return (
-        f"{sentence}: {here} arrived, and nobody else can.",
-        f"The spec wants {barrier.need} arrivals; num_arrivals, num_consumers or"
-        f" transfers_per_stage is too high, or an arrival is missing.",
-    )
-  if wait.gone:
-    who = ", ".join(map(names.thread, wait.gone))
-    verb = "has" if len(wait.gone) == 1 else "have"
-    return (
-        f"{sentence}: {who}, which arrived in earlier phases, {verb} finished.",
-        f"{who} left its loop too early, or the waiting thread goes on too long.",
-    )
-  if wait.thread in barrier.usual:
-    return (
-        f"{sentence}: {names.thread(wait.thread)} itself arrived in earlier phases.",
-        "Its arrival, or the copy that arrives for it, must come before the wait.",
-    )
-  if finished:
-    return (
-        f"{sentence}, and all who could arrive have finished.",
-        "An arrival, a commit, a release or a copy is missing.",
-    )
-  return f"{sentence}, and nobody is there to arrive.", (
-      "An arrival, a commit, a release or a copy is missing."
-  )
-
-
-def _line(wait, names, units) -> str:
-  return _waits_for(wait, names, units).partition(" at ")[2] or "an unknown line"
-
-
-def _waits_for(wait, names, units) -> str:
-  unit = units.get(wait.thread)
-  line = source_lines.line_of(unit.source) if unit is not None else None
-  return (
-      f"{names.thread(wait.thread)} waits for {names.barrier(wait.barrier)}"
-      + (f" at {line}" if line else "")
-  )
 
 
 def _threads(picture, names, units):
@@ -303,7 +248,7 @@ def _threads(picture, names, units):
     if thread.barrier is not None and unit is not None:
       barrier = picture.barriers[thread.barrier]
       row.update(
-          barrier=names.barrier(barrier), phase=barrier.phase,
+          barrier=names.barrier(barrier).replace("`", ""), phase=barrier.phase,
           line=source_lines.line_of(unit.source),
           visit=unit.visits[id(unit.source)],
       )
@@ -339,18 +284,20 @@ _VERBS = {
     events.COMPLETE: "completed",
     events.WAIT: "waits for",
     events.RESUME: "went on after",
-    events.COPY: "started a copy for",
-    events.LANDED: "had its copy land for",
+    events.COPY: "started a copy",
+    events.LANDED: "had its copy land",
     events.ALLOCATE: "allocated",
     events.FREE: "freed",
     events.FINISH: "finished",
 }
 
 
-def _event(event: events.Event, names: Names) -> str:
+def _event(event: events.Event, names: wording.Names) -> str:
   text = _VERBS[event.kind]
   if event.barrier is not None:
-    text += f" `{event.barrier.name}`"
+    if event.kind in (events.COPY, events.LANDED):
+      text += " for"
+    text += f" {names.barrier(event.barrier)}"
     if event.kind not in (events.ALLOCATE, events.FREE):
       text += f", phase {event.phase}"
   line = source_lines.line_of(event.source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -40,8 +41,15 @@ def run(
     What the function returns.
 
   Raises:
+    ValueError: `timeout_s` is no time.
     DeadlockError: A kernel came to a state that it can never leave.
   """
+  if timeout_s is not None and not (
+      isinstance(timeout_s, (int, float)) and 0 < timeout_s < math.inf
+  ):
+    raise ValueError(
+        f"expected a positive number of seconds, got timeout_s={timeout_s!r}"
+    )
   before = reports()
   timer = None
   if timeout_s is not None:
@@ -130,6 +138,12 @@ def reports() -> list[report_lib.Report]:
   """Returns the reports of the last kernels that hung, newest first."""
   monitor = sys.modules.get("jax_mgpu_ext._src.deadlock.monitor")
   return [] if monitor is None else monitor.reports()
+
+
+def threads_now() -> list[str] | None:
+  """Returns a line for each thread of the kernel that runs, or None."""
+  monitor = sys.modules.get("jax_mgpu_ext._src.deadlock.monitor")
+  return None if monitor is None else monitor.threads_now()
 
 
 def _time_limit(timeout_s: float) -> None:

@@ -71,7 +71,8 @@ def set_arrivals(barrier, value):
   unit, key, source = doing
   if value == before + 1:
     state.arrived[key] = state.arrived.get(key, 0) + 1
-    state.sources[key] = source
+    state.totals[key] = state.totals.get(key, 0) + 1
+    state.sources.setdefault(key, {})[id(source)] = source
     state.run.record(events.ARRIVE, unit, state, barrier.phase, value, source)
   elif before and not value:
     for thread, times in state.arrived.items():
@@ -96,6 +97,7 @@ def arrive(original, self, thread, clock=None, logging_info=None):
     return original(self, thread, clock, logging_info)
   before = getattr(monitor.local, "doing", None)
   unit.source = monitor.source_of(logging_info) or unit.source
+  unit.see(logging_info)
   monitor.local.doing = (unit, unit.key, monitor.source_of(logging_info))
   try:
     return original(self, thread, clock, logging_info)
@@ -114,6 +116,7 @@ def wait(original, self, thread, logging_info=None):
   unit = monitor.unit_of(run, thread)
   source = monitor.source_of(logging_info)
   unit.source = source
+  unit.see(logging_info)
   unit.visits[id(source)] += 1
   turns.heard()
   awaited = self.last_observed_phase_by_thread.get(thread, 0)
@@ -172,6 +175,8 @@ def _name(memory, key, arguments, barriers, cluster_barrier=None) -> None:
     name, array = _leaf(leaves, count)
   for block, barrier in enumerate(barriers):
     state = monitor.state_of(barrier)
+    if unit is not None:
+      state.holders.add(unit.key)
     if state.name:
       continue
     state.name, state.array, state.device = name, array, key.device_id
@@ -239,6 +244,20 @@ def deallocate(original, self, key, *args, **kwargs):
   if key not in self.mem:
     for found in getattr(barrier, "barriers", [barrier]):
       run.record(events.FREE, unit, monitor.state_of(found), found.phase, 0, None)
+
+
+def assert_no_barriers_allocated(original, self):
+  """Explains a barrier that only some of the threads have allocated."""
+  try:
+    original(self)
+  except AssertionError as e:
+    run = monitor.run_of(self)
+    for allocation in self.mem.values():
+      barrier = getattr(allocation, "barriers", [allocation])[0]
+      if (state := monitor.state_of(barrier)) is not None:
+        run.explain("DL006", e, state, None)
+        break
+    raise
 
 
 def execute_async_task(original, self, task):

@@ -31,7 +31,8 @@ class Slice:
   Attributes:
     cluster: Which cluster of the grid.
     track: The name of the track.
-    kind: `wait`, `arrive`, `copy`, `phase` or `stuck`, a wait without an end.
+    kind: `wait`, `arrive`, `copy`, `phase`, `stuck`, a wait without an end, or
+      `lacks`, a phase that is never complete.
     name: What it is called.
     start: Its first tick.
     end: The tick after its last.
@@ -45,6 +46,10 @@ class Slice:
   start: int
   end: int
   line: str | None
+
+  @property
+  def on_barrier(self) -> bool:
+    return self.kind in ("phase", "lacks")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,10 +176,21 @@ class _Builder:
 
   def finish(self) -> Timeline:
     end = max([self._start, *self._clocks.values()]) + 2
+    missing: dict[Any, Any] = {}
     for begun, start in self._waits.values():
       self._slice(
           begun, thread_name(begun.thread), "stuck",
           f"waits for {begun.barrier.name} for ever", start, end,
+      )
+      # The barrier's own track shows what it lacks.
+      arrivals = self._filling.get(id(begun.barrier), [])
+      first = min([start, *(tick for _, tick in arrivals)])
+      missing[id(begun.barrier), begun.phase] = (begun, first, len(arrivals))
+    for begun, first, have in missing.values():
+      self._slice(
+          begun, barrier_track(begun.barrier), "lacks",
+          f"phase {begun.phase}: {have} of {begun.barrier.barrier.num_arrivals}"
+          " arrivals", first, end,
       )
     order = lambda s: (s.cluster, s.track, s.start, s.end, s.kind, s.name)
     return Timeline(
@@ -198,7 +214,7 @@ def barrier_track(state: Any) -> str:
 
 def to_chrome(timeline: Timeline) -> dict[str, Any]:
   """Returns a timeline in the format of Chrome traces; one tick is 1 us."""
-  tracks = sorted({(s.cluster, s.kind == "phase", s.track) for s in timeline.slices})
+  tracks = sorted({(s.cluster, s.on_barrier, s.track) for s in timeline.slices})
   numbers = {(c, track): i + 1 for i, (c, _, track) in enumerate(tracks)}
   out: list[dict[str, Any]] = []
   for cluster in sorted({cluster for cluster, _, _ in tracks}):
@@ -245,8 +261,13 @@ def check_path(path: str | os.PathLike[str]) -> None:
   Raises:
     ImportError: It would be a picture, and matplotlib is not installed.
     OSError: There is no such folder, or the file cannot be written.
+    ValueError: It has another ending than .json or .png.
   """
   path = pathlib.Path(path)
+  if path.suffix.lower() not in (".json", ".png"):
+    raise ValueError(
+        f"expected a name that ends in .json or .png, got {str(path)!r}"
+    )
   if path.is_dir():
     raise IsADirectoryError(f"expected the name of a file, got the folder {path}")
   if not os.access(path.parent, os.W_OK):
@@ -275,7 +296,7 @@ def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 _COLOURS = {
     "wait": "#c8c8c8", "arrive": "#2a9d3f", "copy": "#3b78c4",
-    "phase": "#e0a030", "stuck": "#d03030",
+    "phase": "#e0a030", "stuck": "#d03030", "lacks": "#f0b0a0",
 }
 
 
@@ -289,7 +310,7 @@ def draw(timeline: Timeline, path: pathlib.Path) -> None:
 
   first = min((s.cluster for s in timeline.slices), default=0)
   slices = [s for s in timeline.slices if s.cluster == first]
-  tracks = sorted({(s.kind == "phase", s.track) for s in slices})
+  tracks = sorted({(s.on_barrier, s.track) for s in slices})
   rows = {track: -row for row, (_, track) in enumerate(tracks)}
   end = max((s.end for s in slices), default=1)
   figure, axes = pyplot.subplots(
@@ -300,6 +321,11 @@ def draw(timeline: Timeline, path: pathlib.Path) -> None:
         [(item.start, item.end - item.start)], (rows[item.track] - 0.4, 0.8),
         color=_COLOURS[item.kind], edgecolor="white", linewidth=0.5,
     )
+    if item.kind in ("stuck", "lacks"):
+      axes.text(
+          item.start + 0.2, rows[item.track], item.name, fontsize=6,
+          verticalalignment="center", clip_on=True,
+      )
   for arrow in timeline.arrows:
     (source, start), (target, stop) = arrow.source, arrow.target
     if arrow.cluster == first and source in rows and target in rows:

@@ -29,12 +29,16 @@ class _Turn:
 
 
 _turn: _Turn | None = None
+# When a thread of any kernel last began to wait; of `time.monotonic`.
+last_heard_s = 0.0
 
 
 def heard() -> None:
   """Notes that the kernel whose turn it is does something."""
+  global last_heard_s
+  last_heard_s = time.monotonic()
   if _turn is not None:
-    _turn.heard_s = time.monotonic()
+    _turn.heard_s = last_heard_s
 
 
 def initialize(original, *, num_gpus: Any, **kwargs: Any) -> Any:

@@ -36,6 +36,9 @@ _METHODS = {
     ),
     _target("GPUSharedMemory.deallocate_barrier"): "deallocate",
     _target("GPUSharedMemory.deallocate_cluster_barrier"): "deallocate",
+    _target("GPUSharedMemory.assert_no_barriers_allocated"): (
+        "assert_no_barriers_allocated"
+    ),
     _target("GPUSharedMemory.execute_async_task"): "execute_async_task",
     _target("GPUSharedMemory.kernel_thread_finished"): "kernel_thread_finished",
     _target("GPUSharedMemory.named_barrier"): "named_barrier",
