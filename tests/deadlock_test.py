@@ -312,6 +312,137 @@ class StateTest(absltest.TestCase):
     ):
       deadlock.run(kernel, _ONES)
 
+  def test_large_arrays(self):
+    # XLA takes threads of its own for them, and runs callbacks there.
+    def body(x, o, *, done):
+      for step in range(2):
+        o[...] = jnp.exp(x[...])
+        if not step:
+          plgpu.barrier_arrive(done)
+        plgpu.barrier_wait(done)
+
+    x = jnp.zeros((512, 512), jnp.float32)
+    kernel = jax.jit(plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        scratch_types=dict(done=plgpu.Barrier(num_barriers=())),
+        interpret=plgpu.InterpretGPUParams(),
+    ))
+    for _ in range(12):
+      with self.assertRaises(deadlock.DeadlockError) as caught:
+        deadlock.run(kernel, x, timeout_s=30)
+      self.assertEqual(caught.exception.code, "DL002")
+      self.assertLen(caught.exception.report.threads, 1)
+
+  def test_the_limit_is_that_of_the_own_kernel(self):
+    slow = _pipeline(300, "none")
+    deadlock.run(slow, _ONES)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      other = pool.submit(deadlock.run, slow, _ONES)
+      time.sleep(0.1)
+      run(kernels.CASES[0], False)
+      with self.assertRaisesRegex(deadlock.DeadlockError, "DL009"):
+        poll = next(c for c in kernels.CASES if c.name == "polls_memory")
+        deadlock.run(poll.kernel(True), _ONES, timeout_s=0.2)
+      self.assertEqual(other.result().shape, (128,))
+
+  def test_what_fails_after_a_hang(self):
+    def function():
+      try:
+        jax.block_until_ready(kernels.CASES[0].kernel(True)(_ONES))
+      except Exception:  # pylint: disable=broad-exception-caught
+        pass
+      return 1 / 0
+
+    with self.assertRaises(ZeroDivisionError):
+      deadlock.run(function)
+
+  def test_switched_off_in_between(self):
+    kernel = kernels.CASES[0].kernel(False)
+    deadlock.run(kernel, _ONES)
+    jax_mgpu_ext.deactivate()
+    try:
+      jax.block_until_ready(kernel(_ONES))
+    finally:
+      jax_mgpu_ext.activate()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      pool.submit(run, kernels.CASES[1], False).result(timeout=20)
+
+  def test_several_devices(self):
+    out = child.check_output("""
+        import os
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+        import jax, jax.numpy as jnp
+        from jax import lax
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+        from jax.sharding import PartitionSpec as P
+        import jax_mgpu_ext
+        from jax_mgpu_ext import deadlock
+
+        def make(bad):
+          def body(x, o, *, done):
+            @pl.when((lax.axis_index("d") == 0) | (not bad))
+            def _():
+              plgpu.barrier_arrive(done)
+            plgpu.barrier_wait(done)
+            o[...] = x[...]
+          kernel = plgpu.kernel(
+              body, out_type=jax.ShapeDtypeStruct((64,), jnp.float32),
+              scratch_types=dict(done=plgpu.Barrier(num_barriers=())),
+              interpret=plgpu.InterpretGPUParams())
+          mesh = jax.make_mesh((2,), ("d",))
+          return jax.jit(jax.shard_map(
+              kernel, mesh=mesh, in_specs=P("d"), out_specs=P("d"),
+              check_vma=False))
+
+        x = jax.device_put(
+            jnp.arange(128, dtype=jnp.float32),
+            jax.NamedSharding(jax.make_mesh((2,), ("d",)), P("d")))
+        print(bool((deadlock.run(make(False), x) == x).all()))
+        try:
+          deadlock.run(make(True), x)
+        except deadlock.DeadlockError as e:
+          print(e.code)
+        print(bool((deadlock.run(make(False), x) == x).all()))
+    """)
+    self.assertEqual(out, "True\nDL002\nTrue\n")
+
+  def test_interrupts_at_any_moment(self):
+    out = child.check_output("""
+        import os, random, signal, threading, time
+        import jax, jax.numpy as jnp
+        import jax_mgpu_ext
+        from jax_mgpu_ext import deadlock
+        from tests.negatives import kernels
+        x = jnp.zeros((128,), jnp.float32)
+        case = next(c for c in kernels.CASES
+                    if c.name == "one_consumer_leaves_early")
+        good, bad = case.kernel(False), case.kernel(True)
+        deadlock.run(good, x)
+        generator = random.Random(0)
+        for number in range(40):
+          timer = threading.Timer(
+              generator.uniform(0, 0.06), os.kill, (os.getpid(), signal.SIGINT))
+          try:
+            timer.start()
+            try:
+              deadlock.run(generator.choice([good, bad]), x)
+            except (deadlock.DeadlockError, Exception):
+              pass
+            timer.join()
+            time.sleep(0.01)
+          except KeyboardInterrupt:
+            pass
+          timer.join()
+          try:
+            time.sleep(0.01)
+          except KeyboardInterrupt:
+            pass
+          deadlock.run(good, x)
+        print("done", threading.active_count())
+    """)
+    self.assertEqual(out, "done 1\n")
+
   def test_bad_time_limits(self):
     for timeout_s in (-1, 0, "1", float("nan"), float("inf")):
       with self.assertRaisesRegex(ValueError, "positive number of seconds"):
@@ -489,6 +620,27 @@ class TimelineTest(absltest.TestCase):
       return
     path = self._trace("one.png", "early_return")
     self.assertEqual(path.read_bytes()[:4], b"\x89PNG")
+
+  def test_one_in_another(self):
+    outer, inner = self.folder / "outer.json", self.folder / "inner.json"
+    with deadlock.trace(outer):
+      with deadlock.trace(inner):
+        deadlock.run(_pipeline(2, "none"), _ONES)
+    self.assertEqual(outer.read_text(), inner.read_text())
+    with deadlock.trace(outer):
+      with deadlock.trace(inner):
+        pass
+      deadlock.run(_pipeline(2, "none"), _ONES)
+    self.assertGreater(outer.stat().st_size, inner.stat().st_size)
+
+  def test_a_folder_that_goes(self):
+    gone = self.folder / "gone"
+    gone.mkdir()
+    with self.assertRaises(deadlock.DeadlockError) as caught:
+      with deadlock.trace(gone / "t.json"):
+        gone.rmdir()
+        deadlock.run(_pipeline(5, "early_return"), _ONES)
+    self.assertIn("could not be written", caught.exception.__notes__[0])
 
   def test_bad_paths(self):
     for path, kind in (

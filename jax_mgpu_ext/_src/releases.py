@@ -151,6 +151,9 @@ FINGERPRINTS: dict[str, dict[str, tuple[str, ...]]] = {
         "488157dfb39fd404": ("0.10.2",),
         "6aa3974d36a8db5d": ("0.11.2", "0.12.0.1"),
     },
+    "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.check_failed": {
+        "absent": ("0.10.2", "0.11.2", "0.12.0.1"),
+    },
     "jax._src.pallas.mosaic_gpu.interpret.shared_memory:GPUSharedMemory.deallocate_barrier": {
         "12d7c5b95d6515ea": ("0.10.2",),
         "3a72c5b2501fdd6c": ("0.11.2",),

@@ -56,6 +56,8 @@ class Unit:
     # How many of its warps have not finished; they run in its place.
     self.warps = 0
     self.parent: Unit | None = None
+    # Whether `key` is certain.
+    self.is_known = False
     self.source: Any = None
     self.grid: tuple[int, ...] = ()
     self.visits: collections.Counter[Any] = collections.Counter()
@@ -119,19 +121,26 @@ class Run:
     self.memory = memory
     self.lock = threading.Lock()
     self.units: list[Unit] = []
+    self.by_key: dict[wait_graph.ThreadKey, Unit] = {}
     self.barriers: list[BarrierState] = []
     self.numbers = itertools.count()
     self.cluster = 0
     self.failed = False
     # A code that the user's own exception, or JAX's, has already answered with.
     self.report: report_lib.Report | None = None
-    self.recorder = _recorders[-1] if _recorders else None
+    self.recorders = tuple(_recorders)
 
   # What happens to threads.
 
   def add(self, unit: Unit) -> None:
     with self.lock:
-      self.units.append(unit)
+      if not any(other is unit for other in self.units):
+        self.units.append(unit)
+
+  def know(self, unit: Unit) -> None:
+    """Notes which thread of the kernel a unit is."""
+    unit.is_known = True
+    self.by_key[unit.key] = unit
 
   def finish(self, unit: Unit) -> errors.DeadlockError | None:
     """Counts a thread out for good."""
@@ -163,8 +172,8 @@ class Run:
       self.cluster += 1
       self.units = [unit for unit in self.units if not unit.finished]
       # Other devices may be in the midst of a cluster of theirs.
-      waited_for = {id(unit.blocked) for unit in self.units}
-      self.barriers = [b for b in self.barriers if id(b) in waited_for]
+      self.by_key = {unit.key: unit for unit in self.units if unit.is_known}
+      self.barriers = [b for b in self.barriers if b.barrier.ref_count > 0]
 
   def record(self, kind, unit, state, phase, have, source) -> None:
     # Without the lock: appending is one step, and no two events that depend on
@@ -177,8 +186,8 @@ class Run:
     )
     if kind not in _OF_ANYBODY:
       unit.last.append(event)
-    if self.recorder is not None:
-      self.recorder.append(event)
+    for recorder in self.recorders:
+      recorder.append(event)
 
   # What it means.
 
@@ -260,17 +269,29 @@ def run_of(memory: Any) -> Run:
 
 
 def unit_of(run: Run, thread: Any) -> Unit:
-  """Returns the thread of the kernel that is running here."""
-  unit = getattr(local, "unit", None)
-  if unit is None or getattr(local, "run", None) is not run:
-    # A kernel of one thread runs where its caller does.
-    unit = Unit(key_of(thread))
-    run.add(unit)
-    local.unit, local.run = unit, run
+  """Returns the thread of the kernel that a callback is for.
+
+  Not the thread of Python that it happens to run in: XLA may take any of its own.
+  """
+  key = key_of(thread)
+  unit = run.by_key.get(key)
+  if unit is None:
+    own = getattr(local, "unit", None)
+    if (
+        own is not None and getattr(local, "run", None) is run
+        and not own.is_known and not own.finished
+    ):
+      unit = own  # On several devices, only its events tell which one it is.
+      unit.key = key
+    else:
+      # A kernel of one thread runs where its caller does.
+      unit = Unit(key)
+      run.add(unit)
+    run.know(unit)
   elif unit.finished:
     unit.finished = False  # The same, in the next cluster.
     run.add(unit)
-  unit.key = key_of(thread)
+  local.unit, local.run = unit, run
   return unit
 
 
@@ -296,7 +317,7 @@ def recording() -> Iterator[list[events.Event]]:
   try:
     yield recorded
   finally:
-    _recorders.remove(recorded)
+    _recorders[:] = [r for r in _recorders if r is not recorded]
 
 
 def threads_now() -> list[str] | None:

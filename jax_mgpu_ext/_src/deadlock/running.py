@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 import jax
+from jax._src import dispatch
 
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import hooks
@@ -51,12 +52,7 @@ def run(
         f"expected a positive number of seconds, got timeout_s={timeout_s!r}"
     )
   before = reports()
-  timer = None
-  if timeout_s is not None:
-    timer = threading.Timer(timeout_s, _time_limit, (timeout_s,))
-    timer.daemon = True
-    timer.start()
-  with quiet.quiet():
+  with quiet.quiet(), _time_limit(timeout_s):
     try:
       return jax.block_until_ready(function(*args, **kwargs))
     except Exception as e:
@@ -64,12 +60,12 @@ def run(
         # Ctrl-C came while a callback ran, and JAX took it for its failure.
         raise KeyboardInterrupt from None
       found = report_of(e, before)
+      if found is not None:
+        # The failed kernel's token, on which JAX would make the next one wait.
+        dispatch.runtime_tokens.clear()
       if found is None or isinstance(e, errors.DeadlockError):
         raise
       raise errors.DeadlockError(found.summary, found) from None
-    finally:
-      if timer is not None:
-        timer.cancel()
 
 
 @contextlib.contextmanager
@@ -103,8 +99,13 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
   with monitor.recording() as recorded:
     try:
       yield
-    finally:
-      timeline.write(timeline.build(list(recorded)), path)
+    except BaseException as e:
+      try:
+        timeline.write(timeline.build(list(recorded)), path)
+      except OSError as own:
+        e.add_note(f"its timeline could not be written: {own}")
+      raise
+    timeline.write(timeline.build(list(recorded)), path)
 
 
 def last_report() -> report_lib.Report | None:
@@ -131,7 +132,7 @@ def report_of(
   for report in new:
     if report.summary in text or report.said and report.said in text:
       return report
-  return new[0] if len(new) == 1 and "CpuCallback" in text else None
+  return None
 
 
 def reports() -> list[report_lib.Report]:
@@ -146,6 +147,36 @@ def threads_now() -> list[str] | None:
   return None if monitor is None else monitor.threads_now()
 
 
-def _time_limit(timeout_s: float) -> None:
-  if (monitor := sys.modules.get("jax_mgpu_ext._src.deadlock.monitor")) is not None:
-    monitor.time_limit(timeout_s)
+# The Python threads that are in `run`.
+_callers: set[int] = set()
+
+
+@contextlib.contextmanager
+def _time_limit(timeout_s: float | None) -> Iterator[None]:
+  """Fails the kernel of this thread, if it runs for longer."""
+  caller = threading.get_ident()
+  ended = threading.Event()
+
+  def watch():
+    wait_s = timeout_s
+    while not ended.wait(wait_s):
+      wait_s = 0.1
+      monitor = sys.modules.get("jax_mgpu_ext._src.deadlock.monitor")
+      turns = sys.modules.get("jax_mgpu_ext._src.deadlock.turns")
+      if monitor is None or turns is None:
+        continue  # No kernel has been interpreted yet.
+      left_s = turns.remaining_s(caller, _callers - {caller}, timeout_s)
+      if left_s is not None:
+        if left_s <= 0:
+          monitor.time_limit(timeout_s)
+          return
+        wait_s = min(left_s, 1.0)
+
+  _callers.add(caller)
+  if timeout_s is not None:
+    threading.Thread(target=watch, daemon=True).start()
+  try:
+    yield
+  finally:
+    ended.set()
+    _callers.discard(caller)

@@ -7,6 +7,7 @@ the monitor what happens; `hooks/interpret_deadlock.py` puts them in place.
 from __future__ import annotations
 
 from concurrent import futures
+import sys
 import threading
 from typing import Any
 
@@ -33,7 +34,7 @@ class _Condition(threading.Condition):
     # With the lock of the condition held: an arrival comes before or after.
     state = self._state
     if not state.barrier.aborted:
-      unit = getattr(monitor.local, "unit", None)
+      unit = getattr(monitor.local, "waiting", None)
       if unit is not None and unit.blocked is None:
         error = state.run.block(unit, state)
         if error is not None:
@@ -121,11 +122,14 @@ def wait(original, self, thread, logging_info=None):
   turns.heard()
   awaited = self.last_observed_phase_by_thread.get(thread, 0)
   run.record(events.WAIT, unit, state, awaited, 0, source)
+  monitor.local.waiting = unit
   try:
     result = original(self, thread, logging_info)
   except ValueError as e:
     run.explain("DL004", e, state, unit)
     raise
+  finally:
+    monitor.local.waiting = None
   run.record(events.RESUME, unit, state, awaited, 0, source)
   return result
 
@@ -147,7 +151,17 @@ def set_failed(inherited, self, exception, *args, **kwargs):
   run = monitor.run_of(self)
   with run.lock:
     run.failed = True
-  return inherited(exception, *args, **kwargs)
+  try:
+    return inherited(exception, *args, **kwargs)
+  finally:
+    # JAX wakes who waits at the barriers that the program has allocated.
+    for barrier in list(self.named_barriers.values()):
+      barrier.abort()
+
+
+def check_failed(inherited, self):
+  turns.heard()  # Every callback of a kernel asks.
+  return inherited()
 
 
 def allocate_barrier(original, self, key, *args, **kwargs):
@@ -252,6 +266,9 @@ def assert_no_barriers_allocated(original, self):
     original(self)
   except AssertionError as e:
     run = monitor.run_of(self)
+    if self.num_devices > 1:
+      # It asks for those of all devices, of which others may still run.
+      return
     for allocation in self.mem.values():
       barrier = getattr(allocation, "barriers", [allocation])[0]
       if (state := monitor.state_of(barrier)) is not None:
@@ -262,10 +279,10 @@ def assert_no_barriers_allocated(original, self):
 
 def execute_async_task(original, self, task):
   run = monitor.run_of(self)
-  unit = getattr(monitor.local, "unit", None)
   barrier = getattr(task, "barrier", None)
-  if unit is None or getattr(task, "src_access", None) is None:
+  if getattr(task, "src_access", None) is None:
     return original(self, task)
+  unit = monitor.unit_of(run, task.thread)
   state = monitor.state_of(barrier) if barrier is not None else None
   source = getattr(task, "source_info", None)
   phase = barrier.phase if barrier is not None else 0
@@ -314,6 +331,10 @@ class Executor(futures.ThreadPoolExecutor):
   def __init__(self, max_workers):
     super().__init__(max_workers=max_workers)
     memory = gpu_callbacks._shared_memory  # pylint: disable=protected-access
+    # The interpreter for TPUs starts its threads by the same function.
+    caller = sys._getframe(1).f_locals  # pylint: disable=protected-access
+    if caller.get("on_exception") is not gpu_callbacks.fail:
+      memory = None
     self._run = None if memory is None else monitor.run_of(memory)
     self._units: list[monitor.Unit] = []
     self._parent = None
@@ -322,6 +343,12 @@ class Executor(futures.ThreadPoolExecutor):
     if getattr(monitor.local, "run", None) is self._run:
       parent = getattr(monitor.local, "unit", None)
       self._parent = parent if parent is not None and not parent.finished else None
+    with self._run.lock:
+      is_certain = memory.num_devices == 1 and (
+          self._parent is not None or not any(
+              not unit.finished for unit in self._run.units
+          )
+      )
     for index in range(max_workers):
       if self._parent is not None:
         key = (*self._parent.key[:3], index)
@@ -331,6 +358,8 @@ class Executor(futures.ThreadPoolExecutor):
       unit = monitor.Unit(key)
       unit.parent = self._parent
       self._units.append(unit)
+      if is_certain:
+        self._run.know(unit)
     with self._run.lock:
       # All at once: whoever has not started runs, as far as others can see.
       self._run.units.extend(self._units)
@@ -355,9 +384,19 @@ class Executor(futures.ThreadPoolExecutor):
         # ended.
         self._run.memory.set_failed(error, None, top_level=False)
 
-  def __exit__(self, *unused):
-    super().__exit__(*unused)
+  def __exit__(self, kind, *unused):
+    if self._run is not None and kind is not None:
+      # Ctrl-C, before all were started: those that were would wait for ever.
+      for unit in self._next:
+        self._run.finish(unit)
+      self._run.memory.set_failed(
+          RuntimeError("the kernel was interrupted"), None, top_level=False
+      )
+    super().__exit__(kind, *unused)
     if self._run is not None and self._parent is not None:
       with self._run.lock:
         gone = set(map(id, self._units))
         self._run.units = [u for u in self._run.units if id(u) not in gone]
+        for unit in self._units:
+          if self._run.by_key.get(unit.key) is unit:
+            del self._run.by_key[unit.key]

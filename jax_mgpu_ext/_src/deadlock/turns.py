@@ -14,7 +14,7 @@ from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
 # A kernel that ended without giving its turn back, and of which nothing was heard
 # for so long, is gone. In seconds.
-_GONE_S = 30.0
+_GONE_S = 120.0
 _changed = threading.Condition()
 
 
@@ -25,7 +25,7 @@ class _Turn:
     self.num_devices = num_devices
     self.joined = 1
     self.owner = threading.get_ident()
-    self.heard_s = time.monotonic()
+    self.began_s = self.heard_s = time.monotonic()
 
 
 _turn: _Turn | None = None
@@ -44,6 +44,10 @@ def heard() -> None:
 def initialize(original, *, num_gpus: Any, **kwargs: Any) -> Any:
   """Waits until no other kernel runs, then begins."""
   global _turn
+  if not hasattr(gpu_callbacks._clear_shared_memory, "__wrapped__"):  # pylint: disable=protected-access
+    # The hook was there when the kernel was traced, and nobody would give the turn
+    # back.
+    return original(num_gpus=num_gpus, **kwargs)
   num_devices = int(num_gpus)
   with _changed:
     while (turn := _turn) is not None:
@@ -70,3 +74,22 @@ def release(original) -> Any:
     _turn = None
     _changed.notify_all()
   return result
+
+
+def remaining_s(caller: int, others: set[int], timeout_s: float) -> float | None:
+  """Returns how long a caller's kernel may still run, or None: it does not yet.
+
+  Args:
+    caller: Identifier of the Python thread that called it.
+    others: Those of other callers.
+    timeout_s: How long it may run in all.
+  """
+  turn = _turn
+  if turn is None:
+    return None
+  if turn.owner != caller:
+    started = {thread.ident for thread in threading.enumerate()
+               if not isinstance(thread, threading._DummyThread)}  # pylint: disable=protected-access
+    if others or turn.owner in started:
+      return None
+  return turn.began_s + timeout_s - time.monotonic()

@@ -88,9 +88,11 @@ def sentences(verdict, names, units, picture) -> tuple[str, str]:
     )
   if wait.gone:
     who = names.threads(wait.gone)
+    is_known = all(key in barrier.usual for key in wait.gone)
+    when = "in earlier phases" if is_known else "at other elements of the array"
     verb = "has" if len(wait.gone) == 1 else "have"
     return (
-        f"{sentence}: {who}, which arrived in earlier phases, {verb} finished.",
+        f"{sentence}: {who}, which arrived {when}, {verb} finished.",
         f"{who} left its loop too early, or the waiting thread goes on too long.",
     )
   if wait.thread in barrier.usual:

@@ -67,7 +67,10 @@ _TURNS = {
 
 # Named here for the guard alone: what replaces the threads it starts must fit.
 _THREAD_MAP = _target("_thread_map_callback", _THREADS)
-_SET_FAILED = _target("GPUSharedMemory.set_failed")
+_INHERITED = {
+    _target(f"GPUSharedMemory.{name}"): name
+    for name in ("set_failed", "check_failed")
+}
 _ARRIVALS = _target("Barrier.arrivals_count")
 
 
@@ -106,14 +109,18 @@ def _wrapper(name: str, load=_seams):
   return wrap
 
 
-def _wrap_set_failed(original):
-  del original  # Inherited: the class has none of its own.
+def _inheriting(name: str):
+  """Wraps a method that the class itself does not have."""
+  def wrap(original):
+    del original  # There is none.
 
-  def set_failed(self, exception, *args, **kwargs):
-    inherited = functools.partial(super(type(self), self).set_failed)
-    return _seams().set_failed(inherited, self, exception, *args, **kwargs)
+    def method(self, *args, **kwargs):
+      inherited = getattr(super(type(self), self), name)
+      return getattr(_seams(), name)(inherited, self, *args, **kwargs)
 
-  return set_failed
+    return method
+
+  return wrap
 
 
 class _ArrivalsCount:
@@ -146,7 +153,8 @@ def _apply(ledger) -> None:
     ledger.replace(target, _wrapper(name, _gaps))
   for target, name in _TURNS.items():
     ledger.replace(target, _wrapper(name, _turns))
-  ledger.replace(_SET_FAILED, _wrap_set_failed)
+  for target, name in _INHERITED.items():
+    ledger.replace(target, _inheriting(name))
   ledger.set_attr(_ARRIVALS.owner(), _ARRIVALS.attribute, _ArrivalsCount())
   ledger.set_attr(sys.modules[_THREADS], "futures", _Futures())
 
@@ -160,7 +168,7 @@ HOOK = contract.Hook(
     codes=(
         "DL001", "DL002", "DL003", "DL004", "DL005", "DL006", "DL007", "DL009",
     ),
-    targets=(*_METHODS, *_GAPS, *_TURNS, _SET_FAILED, _ARRIVALS, _THREAD_MAP),
+    targets=(*_METHODS, *_GAPS, *_TURNS, *_INHERITED, _ARRIVALS, _THREAD_MAP),
     apply=_apply,
     since="0.11.2",
     before="its interpreter has no way to end threads that wait at a barrier",
