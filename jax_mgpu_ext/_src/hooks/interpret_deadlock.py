@@ -81,6 +81,12 @@ def _seams():
   return seams
 
 
+def _executor():
+  from jax_mgpu_ext._src.deadlock import executor  # pylint: disable=g-import-not-at-top
+
+  return executor
+
+
 def _gaps():
   from jax_mgpu_ext._src.deadlock import gaps  # pylint: disable=g-import-not-at-top
 
@@ -142,7 +148,7 @@ class _Futures:
 
   def __getattr__(self, name: str) -> Any:
     if name == "ThreadPoolExecutor":
-      return _seams().Executor
+      return _executor().Executor
     return getattr(concurrent.futures, name)
 
 
