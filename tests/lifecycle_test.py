@@ -386,7 +386,11 @@ class RefusalTest(parameterized.TestCase):
         import jax_mgpu_ext
         from jax.experimental.pallas import mosaic_gpu as plgpu
         from jax._src.pallas.mosaic_gpu.interpret import jaxpr_interpret  # For its hook.
-        states = [s for s in jax_mgpu_ext.status() if s.state != "not needed"]
+        # The interpreter of 0.10.2 is not that of any later release.
+        states = [
+            s for s in jax_mgpu_ext.status()
+            if s.state != "not needed" and s.slug != "interpret_deadlock"
+        ]
         assert {s.state for s in states} == {"applied"}, states
         assert all("0.99.0" in s.reason for s in states)
     """)

@@ -327,7 +327,10 @@ def _apply_pending() -> None:
     for slug in SLUGS:
       if _engine.statuses[slug].state == "pending":
         hook = load(slug)
-        if not all(map(_is_complete, hook.modules)):
+        version = sys.modules["jax.version"].__version__
+        if not all(map(_is_complete, hook.modules)) and (
+            guard.of_release(hook, version) is None
+        ):
           # The later ones wait too, so that the order is always the same,
           # whatever was imported when.
           break

@@ -89,17 +89,13 @@ class Verdict:
   reason: str = ""
 
 
-def judge(
-    hook: contract.Hook, version: str, originals: dict[str, Any]
-) -> Verdict:
-  """Compares the targets of a hook with the fingerprints that are known.
+def of_release(hook: contract.Hook, version: str) -> Verdict | None:
+  """Returns the verdict that the release alone decides, or None.
 
   Args:
-    hook: The hook; all modules of its targets are imported.
+    hook: The hook; its modules need not be imported.
     version: The version of JAX that is running.
-    originals: What stood at targets that another hook has replaced already.
   """
-  required = f"JAX {', '.join(releases.SUPPORTED)} or the same sources"
   running = f"JAX {version}"
   if hook.since and releases.key(version) < releases.key(hook.since):
     return Verdict(
@@ -115,6 +111,23 @@ def judge(
         found=running,
         reason="this release is right without the hook",
     )
+  return None
+
+
+def judge(
+    hook: contract.Hook, version: str, originals: dict[str, Any]
+) -> Verdict:
+  """Compares the targets of a hook with the fingerprints that are known.
+
+  Args:
+    hook: The hook; all modules of its targets are imported.
+    version: The version of JAX that is running.
+    originals: What stood at targets that another hook has replaced already.
+  """
+  required = f"JAX {', '.join(releases.SUPPORTED)} or the same sources"
+  running = f"JAX {version}"
+  if (verdict := of_release(hook, version)) is not None:
+    return verdict
   if hook.native is not None and hook.native.current() is not None:
     return Verdict(
         state="in tree",
