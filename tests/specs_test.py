@@ -258,11 +258,15 @@ class PartsTest(parameterized.TestCase):
       def __hash__(self):
         return 42
 
+      def __eq__(self, other):
+        return True
+
     class Sub(Mine, tag=3):
       pass
 
     spec = Sub(a=plgpu.SMEM((8,), F32))
     self.assertEqual((seen, repr(spec), hash(spec)), ([3], "mine", 42))
+    self.assertEqual(spec, "anything")
     self.assertLen(jax.tree.leaves(spec), 1)
 
   def test_subclasses(self):
@@ -695,7 +699,8 @@ class ScopeTest(parameterized.TestCase):
   def test_says_who_shares_it(self):
     with self.assertRaisesRegex(
         jax_mgpu_ext.SpecError,
-        "collective_axes='gw' shares it among 1.*collective_axes=thread_name",
+        r"got 1, which share it by collective_axes=\('gw',\) of pl.run_scoped.*"
+        "collective_axes=thread_name to pl.run_scoped",
     ):
       self._trace(lambda: ring(num_consumers=2), "gw",
                   num_threads=2, thread_name="wg")

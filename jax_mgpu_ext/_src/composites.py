@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import dataclasses
 from typing import Any
 
 # The attribute of a class of composite specs that names their parts.
 PARTS = "_composite_parts"
 # What a composite may define to be checked against the kernel it goes into:
-# (num_threads, axes: name -> size) -> None, or a SpecError.
+# (self, mesh: Mesh) -> None, or a SpecError.
 CHECK_MESH = "_check_mesh"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mesh:
+  """What of a kernel can use a composite.
+
+  Attributes:
+    num_threads: Threads (warpgroups) of a block that share it.
+    axes: Name -> size of the axes along which blocks can work together.
+    scope: The `collective_axes` of the `pl.run_scoped` that allocates it, or None
+      for the kernel's own scratch.
+  """
+
+  num_threads: int
+  axes: dict[Any, int]
+  scope: tuple[Any, ...] | None = None
 
 
 def is_composite(spec: Any) -> bool:

@@ -130,16 +130,13 @@ def check_barriers(
   avals.check_specs(check, items, root)
 
 
-def check_composites(
-    scratch: Any, root: str, num_threads: int, axes: dict[Any, int]
-) -> None:
+def check_composites(scratch: Any, root: str, mesh: composites.Mesh) -> None:
   """Checks the composite specs of a scratch tree against the mesh.
 
   Args:
     scratch: A pytree of specs.
     root: Its name in error messages.
-    num_threads: Threads of a block.
-    axes: Name -> size of the axes along which blocks can work together.
+    mesh: What of the kernel can use them.
 
   Raises:
     SpecError: What a composite's own check raises, with its path.
@@ -152,7 +149,7 @@ def check_composites(
     if check is None:
       continue
     try:
-      check(spec, num_threads, axes)
+      check(spec, mesh)
     except errors.SpecError as e:
       import jax  # pylint: disable=g-import-not-at-top
 
@@ -239,9 +236,10 @@ def _wrap_kernel(original):
         check_barriers(
             kwargs[root], root, cluster, 128 if semantics == lane else 1
         )
-        check_composites(
-            kwargs[root], root, kwargs.get("num_threads") or 1, cluster
+        mesh = composites.Mesh(
+            num_threads=kwargs.get("num_threads") or 1, axes=cluster
         )
+        check_composites(kwargs[root], root, mesh)
     return result
 
   return kernel

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from jax_mgpu_ext._src import avals
+from jax_mgpu_ext._src import composites
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src.hooks import cluster_axes
@@ -105,18 +106,8 @@ def _check_composites_in_scope(tree: Any, collective_axes: Any) -> None:
     return  # JAX is about to say so.
   # Programs along these axes share the allocation: for Mosaic GPU, threads.
   num_threads = math.prod(axes.get(axis, 1) for axis in shared)
-  try:
-    cluster_axes.check_composites(tree, "types", num_threads, axes)
-  except errors.SpecError as e:
-    if "num_threads=" not in e.problem:
-      raise
-    raise type(e)(
-        f"{e.problem}; pl.run_scoped with collective_axes="
-        f"{spec_text.describe(collective_axes)} shares it among {num_threads}",
-        code=e.code, spec=e.spec, path=e.path,
-        hint="Write collective_axes=thread_name in pl.run_scoped, the thread_name"
-        " of plgpu.kernel",
-    ) from None
+  mesh = composites.Mesh(num_threads=num_threads, axes=axes, scope=shared)
+  cluster_axes.check_composites(tree, "types", mesh)
 
 
 def _wrap_pallas_call(original):

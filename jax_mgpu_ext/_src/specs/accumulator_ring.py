@@ -9,6 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 import jax.numpy as jnp
 
+from jax_mgpu_ext._src import composites
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src.specs import barriers
@@ -22,7 +23,8 @@ _COLUMNS = 512
 
 
 @composite.composite(
-    "stages", "full", "empty", trees=("acc",), generated=("__hash__",)
+    "stages", "full", "empty", trees=("acc",),
+    generated=("__eq__", "__hash__"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class AccumulatorRing:
@@ -152,19 +154,19 @@ class AccumulatorRing:
     """Columns of one accumulator."""
     return self.acc.shape[1]
 
-  def _check_mesh(self, num_threads: int, axes: dict[Any, int]) -> None:
+  def _check_mesh(self, mesh: composites.Mesh) -> None:
     """Checks that a kernel has the threads and blocks that the ring uses."""
     composite.check_threads(
-        self, dict(num_consumers=self.num_consumers), num_threads
+        self, dict(num_consumers=self.num_consumers), mesh
     )
     axis = self.collective_axis
     if axis is None:
       return
-    composite.check_axes(self, (axis,), axes)
-    if axes[axis] != 2:
+    composite.check_axes(self, (axis,), mesh.axes)
+    if mesh.axes[axis] != 2:
       raise errors.SpecError(
           f"two-CTA mode is for two blocks, got collective_axis={axis!r} of size"
-          f" {axes[axis]} in AccumulatorRing",
+          f" {mesh.axes[axis]} in AccumulatorRing",
           code="MGPU124", spec=self,
           hint="Pass cluster=(2,) to plgpu.kernel, with the rest of the blocks"
           " along other axes, or leave collective_axis out",

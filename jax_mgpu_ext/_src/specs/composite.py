@@ -7,7 +7,7 @@ composite is a pytree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 import dataclasses
 import functools
 import inspect
@@ -30,7 +30,7 @@ MAX_WARPGROUPS = 8
 def composite(
     *parts: str,
     trees: tuple[str, ...] = (),
-    generated: tuple[str, ...] = ("__hash__", "__repr__"),
+    generated: Iterable[str] = ("__eq__", "__hash__", "__repr__"),
 ) -> Callable[[type[Any]], type[Any]]:
   """Makes a frozen dataclass, and the subclasses of it, a composite spec.
 
@@ -39,7 +39,7 @@ def composite(
       JAX allocates them; all others must be hashable, and stay as they are.
     trees: Names of the others that may be trees with hashable leaves.
     generated: The methods that are not the class's own, but written for it by
-      `dataclasses.dataclass`.
+      `dataclasses.dataclass`; ours take their place.
 
   Returns:
     A decorator that returns the class.
@@ -49,13 +49,8 @@ def composite(
     setattr(cls, composites.PARTS, parts)
     cls.get_ref_aval = _get_ref_aval
     cls.get_array_aval = _get_array_aval
-    own = {name: vars(cls).get(name) for name in ("__hash__", "__repr__")}
-    if cls.__dataclass_params__.eq:
-      cls.__eq__ = _eq
-    # What dataclasses has written is replaced, what the user has written is not.
-    for name, method in (("__hash__", _hash), ("__repr__", _repr)):
-      if own[name] is None or name in generated:
-        setattr(cls, name, method)
+    for name in generated:
+      setattr(cls, name, _METHODS[name])
     cls._composite_trees = trees
     own_init_subclass = vars(cls).get("__init_subclass__")
 
@@ -164,6 +159,9 @@ def _repr(self: Any) -> str:
   return spec_text.describe(self, limit=1000)
 
 
+_METHODS = {"__eq__": _eq, "__hash__": _hash, "__repr__": _repr}
+
+
 def _get_ref_aval(self: Any) -> Any:
   """Returns the same composite with the ref avals of its parts."""
   return avals.ref_aval(self)
@@ -243,28 +241,34 @@ def is_axis_name(value: Any) -> bool:
   )
 
 
-def check_threads(spec: Any, wanted: dict[str, int], num_threads: int) -> None:
+def check_threads(
+    spec: Any, wanted: dict[str, int], mesh: composites.Mesh
+) -> None:
   """Checks that a kernel has the threads that use a ring.
 
   Args:
     spec: The ring.
     wanted: Name of an argument -> the threads that it says there are.
-    num_threads: Threads (warpgroups) of a block.
+    mesh: What of the kernel can use it.
 
   Raises:
     SpecError: There are fewer.
   """
+  found = f"num_threads={mesh.num_threads}"
+  hint = "Pass num_threads={} and a thread_name to plgpu.kernel"
+  if mesh.scope is not None:
+    found = (
+        f"{mesh.num_threads}, which share it by"
+        f" collective_axes={spec_text.describe(mesh.scope)} of pl.run_scoped"
+    )
+    hint += ", and collective_axes=thread_name to pl.run_scoped"
   for name, threads in wanted.items():
-    if threads > num_threads:
+    if threads > mesh.num_threads:
       raise errors.SpecError(
           f"a ring with {name}={threads} needs as many threads (warpgroups), got"
-          f" num_threads={num_threads}: it would wait for ever",
+          f" {found}: it would wait for ever",
           code="MGPU124", spec=spec,
-          hint=(
-              f"Pass num_threads={min(threads + 1, MAX_WARPGROUPS)} and a"
-              " thread_name to plgpu.kernel; for pl.run_scoped, also"
-              " collective_axes=thread_name"
-          ),
+          hint=hint.format(min(threads + 1, MAX_WARPGROUPS)),
       )
 
 

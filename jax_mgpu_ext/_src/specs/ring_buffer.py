@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jax_mgpu_ext._src import composites
 from jax_mgpu_ext._src import errors
 from jax_mgpu_ext._src import spec_text
 from jax_mgpu_ext._src.specs import barriers
@@ -25,7 +26,7 @@ _READS = ("async", "generic", "tcgen05")
 @composite.composite(
     "stages", "full", "empty",
     trees=("data", "collective_axes", "leader_tracked"),
-    generated=("__hash__",),
+    generated=("__eq__", "__hash__"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class RingBuffer:
@@ -182,14 +183,14 @@ class RingBuffer:
         shown.append(f"{field.name}={value!r}")
     return f"RingBuffer({', '.join(shown)})"
 
-  def _check_mesh(self, num_threads: int, axes: dict[Any, int]) -> None:
+  def _check_mesh(self, mesh: composites.Mesh) -> None:
     """Checks that a kernel has the threads and the axes that the ring uses."""
     composite.check_threads(
         self,
         dict(num_producers=self.num_producers, num_consumers=self.num_consumers),
-        num_threads,
+        mesh,
     )
-    composite.check_axes(self, dict.fromkeys(sum(self._axes, ())), axes)
+    composite.check_axes(self, dict.fromkeys(sum(self._axes, ())), mesh.axes)
 
   @composite.in_kernel
   def stage(self, step: Any) -> Any:

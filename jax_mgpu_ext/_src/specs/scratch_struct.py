@@ -44,7 +44,7 @@ def scratch_struct(cls: type[T]) -> type[T]:
     SpecError: It is no class that can be made a bundle.
   """
   _check_class(cls)
-  own = {name for name in ("__hash__", "__repr__") if name in vars(cls)}
+  generated = {"__eq__", "__hash__", "__repr__"} - vars(cls).keys()
   try:
     made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
   except (TypeError, ValueError) as e:
@@ -68,8 +68,7 @@ def scratch_struct(cls: type[T]) -> type[T]:
           code="MGPU126", spec=cls, hint="Leave init=False out",
       )
     names.append(field.name)
-  generated = {"__hash__", "__repr__"} - own
-  return composite.composite(*names, generated=tuple(generated))(made)
+  return composite.composite(*names, generated=generated)(made)
 
 
 def _check_class(cls: Any) -> None:
@@ -96,7 +95,7 @@ def _check_class(cls: Any) -> None:
   else:
     annotated = inspect.get_annotations(cls)
     for name, value in vars(cls).items():
-      if name in _RESERVED and cls.__base__ is not None:
+      if name in _RESERVED:
         problem = f"{name} of {cls.__qualname__} is a name that JAX or we use"
         hint = "Rename it"
         break
