@@ -12,7 +12,6 @@ COPY = "copy"
 LANDED = "landed"
 ALLOCATE = "allocate"
 FREE = "free"
-BEGIN = "begin"
 FINISH = "finish"
 
 

@@ -30,8 +30,9 @@ _LAST_EVENTS = 8
 # What happens in one of several threads, whichever is the last or the first.
 _OF_ANYBODY = (events.ALLOCATE, events.COMPLETE, events.FREE)
 ATTRIBUTE = "_mgpu_ext_state"
-# `unit`: the thread of the kernel that this thread of Python runs. `doing`: what it
-# was called for, as (thread key, source info).
+# Of this thread of Python: `unit` and `run`, the thread of the kernel that it last ran
+# a callback for; `doing`, who arrives at a barrier, and at which line; `waiting`, who
+# waits at one.
 local = threading.local()
 # Reports that a caller has not fetched yet, newest last.
 _reports: collections.deque[report_lib.Report] = collections.deque(maxlen=16)
@@ -40,7 +41,7 @@ _recorders: list[list[Any]] = []
 
 
 class Unit:
-  """A thread of the kernel, run by one thread of Python.
+  """A thread of the kernel.
 
   Attributes:
     key: Device, block, warpgroup and warp.
@@ -126,8 +127,6 @@ class Run:
     self.numbers = itertools.count()
     self.cluster = 0
     self.failed = False
-    # A code that the user's own exception, or JAX's, has already answered with.
-    self.report: report_lib.Report | None = None
     self.recorders = tuple(_recorders)
 
   # What happens to threads.
@@ -151,7 +150,7 @@ class Run:
       unit.blocked = None
       if unit.parent is not None:
         unit.parent.warps -= 1
-      self._record(events.FINISH, unit, None, 0, 0, None)
+      self.record(events.FINISH, unit, None, 0, 0, None)
       return self._judge()
 
   def block(self, unit: Unit, state: BarrierState) -> errors.DeadlockError | None:
@@ -176,11 +175,8 @@ class Run:
       self.barriers = [b for b in self.barriers if b.barrier.ref_count > 0]
 
   def record(self, kind, unit, state, phase, have, source) -> None:
-    # Without the lock: appending is one step, and no two events that depend on
-    # each other are recorded at a time.
-    self._record(kind, unit, state, phase, have, source)
-
-  def _record(self, kind, unit, state, phase, have, source) -> None:
+    # Needs no lock: appending is one step, and no two events that depend on each
+    # other are recorded at a time.
     event = events.Event(
         kind, unit.key, state, phase, have, source, self.cluster
     )
@@ -229,9 +225,9 @@ class Run:
       unit: Unit | None = None,
   ) -> errors.DeadlockError:
     self.failed = True
-    self.report = report_lib.make(self, code, problem, state, unit)
-    _reports.append(self.report)
-    return errors.DeadlockError(self.report.summary, report=self.report)
+    report = report_lib.make(self, code, problem, state, unit)
+    _reports.append(report)
+    return errors.DeadlockError(report.summary, report=report)
 
   def explain(
       self, code: str, error: Exception, state: BarrierState, unit: Unit | None

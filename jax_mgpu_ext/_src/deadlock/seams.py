@@ -66,7 +66,8 @@ def set_arrivals(barrier, value):
   state = monitor.state_of(barrier)
   if doing is None or state is None:
     return
-  unit, key, source = doing
+  unit, source = doing
+  key = unit.key
   if value == before + 1:
     state.arrived[key] = state.arrived.get(key, 0) + 1
     state.totals[key] = state.totals.get(key, 0) + 1
@@ -84,19 +85,14 @@ def set_arrivals(barrier, value):
 
 def arrive(original, self, thread, clock=None, logging_info=None):
   state = monitor.state_of(self)
-  if state is None:
+  if state is None or thread is None:
     return original(self, thread, clock, logging_info)
   run = state.run
-  # An arrival without a thread is that of a copy; it is the issuing thread's.
-  unit = monitor.unit_of(run, thread) if thread is not None else getattr(
-      monitor.local, "unit", None
-  )
-  if unit is None:
-    return original(self, thread, clock, logging_info)
+  unit = monitor.unit_of(run, thread)
   before = getattr(monitor.local, "doing", None)
   unit.source = monitor.source_of(logging_info) or unit.source
   unit.see(logging_info)
-  monitor.local.doing = (unit, unit.key, monitor.source_of(logging_info))
+  monitor.local.doing = (unit, monitor.source_of(logging_info))
   try:
     return original(self, thread, clock, logging_info)
   except ValueError as e:
@@ -262,10 +258,10 @@ def assert_no_barriers_allocated(original, self):
   try:
     original(self)
   except AssertionError as e:
-    run = monitor.run_of(self)
     if self.num_devices > 1:
       # It asks for those of all devices, of which others may still run.
       return
+    run = monitor.run_of(self)
     for allocation in self.mem.values():
       barrier = getattr(allocation, "barriers", [allocation])[0]
       if (state := monitor.state_of(barrier)) is not None:

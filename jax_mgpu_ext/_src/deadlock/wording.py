@@ -38,9 +38,11 @@ def sentences(verdict, names, units, picture) -> tuple[str, str]:
   first = verdict.waits[0]
   if len({wait.barrier.key for wait in verdict.waits}) < len(verdict.waits):
     who = names.threads([wait.thread for wait in verdict.waits])
+    line = _line(first, units) or "an unknown line"
     return (
         f"{who} wait for {names.barrier(first.barrier)},"
-        f" {names.thread(first.thread)} at {_line(first, names, units)}, and nobody else is there to arrive.",
+        f" {names.thread(first.thread)} at {line}, and nobody else is there to"
+        " arrive.",
         "Whoever arrives must do so before it waits, or an arrival is missing.",
     )
   if verdict.code in ("DL001", "DL005"):
@@ -117,13 +119,13 @@ def _of_blocks(barrier) -> str:
   return f" ({barrier.need // blocks} of each of {blocks} blocks)"
 
 
-def _line(wait, names, units) -> str:
-  return _waits_for(wait, names, units).partition(" at ")[2] or "an unknown line"
+def _line(wait, units) -> str | None:
+  unit = units.get(wait.thread)
+  return source_lines.line_of(unit.source) if unit is not None else None
 
 
 def _waits_for(wait, names, units) -> str:
-  unit = units.get(wait.thread)
-  line = source_lines.line_of(unit.source) if unit is not None else None
+  line = _line(wait, units)
   return (
       f"{names.thread(wait.thread)} waits for {names.barrier(wait.barrier)}"
       + (f" at {line}" if line else "")
